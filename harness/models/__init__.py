@@ -1,0 +1,1 @@
+"""Plain, readable models. `transformer.build` makes one from a `ModelSpec`."""

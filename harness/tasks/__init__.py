@@ -1,0 +1,1 @@
+"""What a run does; one module a task, named in harness.registry."""

@@ -1,0 +1,220 @@
+"""Pretrain a language model: the plain loop, with everything that varies in the spec.
+
+Order of a step: forward and backward in the compute dtype, unscale, clip, AdamW, then the quantisers' histories.
+Validation runs before the first step (step 0) and after the last, in the run's own precision.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness import checkpoint
+from harness.data.loader import TokenBatches, validation_batches
+from harness.data.tokens import load_tokens
+from harness.models import ageing, transformer
+from harness.optim import adamw
+from harness.precision.linear import apply_recipe, end_step
+from harness.probes.base import ProbeSet, RunContext, StepValues
+from harness.run import COMPUTE_DTYPES, Diverged, Run
+from harness.spec import RunSpec
+from harness.tasks.faults import strike
+from results.journal import JournalWriter
+
+CALIBRATION_SEED = 977
+"""Seed of the ordinary batch that ageing and the first smooth scales are measured on; the same for all seeds."""
+HIGH_LOSS_STEPS = 3
+
+
+def pretrain(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, checkpoints: Path) -> None:
+    """Train as `spec` says, writing to `journal`. Raises Diverged; memory errors pass through."""
+    started = time.perf_counter()
+    run = _build(spec, request, journal, checkpoints)
+    first = 1
+    if request.get("resume_checkpoint"):
+        first = _resume(run, request["resume_checkpoint"]) + 1
+    elif spec.val_tokens:
+        journal.measure(0, {"val_loss": validation_loss(run)})
+    probes = ProbeSet(
+        RunContext(
+            spec=spec,
+            model=run.model,
+            optimizer=run.optimizer,
+            device=run.device,
+            record=journal,
+            train_step=lambda step: training_step(run, step),
+            validation_loss=lambda: validation_loss(run),
+            first_step=first,
+        )
+    )
+    probes.begin()
+    journal.measure(0, {"setup_seconds": time.perf_counter() - started})
+    seconds = _train(run, probes, first)
+    run.journal.measure(spec.num_steps, {"train_seconds": seconds})
+    if spec.val_tokens:
+        journal.measure(spec.num_steps, {"val_loss": validation_loss(run)})
+    probes.finish(spec.num_steps)
+    if spec.keep_checkpoint:
+        sha256 = checkpoint.save_checkpoint(checkpoints, checkpoint.weights(run.model))
+        journal.checkpoint(spec.num_steps, sha256, final=True)
+
+
+def _build(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, checkpoints: Path) -> Run:
+    device = torch.device(spec.device)
+    corpus = load_tokens(spec.data)
+    journal.note("corpus", corpus.corpus, corpus.reason)
+    journal.note("corpus_sha256", corpus.sha256, "of the text all tokens come from")
+    journal.beat()
+    batches = TokenBatches(
+        corpus.train,
+        batch_size=spec.batch_size,
+        seq_len=spec.seq_len,
+        seed=spec.seed,
+        rare_token_every=spec.data.rare_token_every,
+        rare_id=corpus.rare_id,
+    )
+    validation = validation_batches(
+        corpus.validation, batch_size=spec.batch_size, seq_len=spec.seq_len, num_tokens=spec.val_tokens
+    )
+    model = transformer.build(spec.model, corpus.vocab_size, spec.seed).to(device)
+    journal.measure(0, {"num_parameters": sum(p.numel() for p in model.parameters())})
+    resumes = bool(request.get("resume_checkpoint"))
+    if spec.start_from is not None and not resumes:
+        tensors, _ = checkpoint.load_checkpoint(checkpoints, request["start_checkpoint"])
+        checkpoint.load_weights(model, tensors)
+    calibration = TokenBatches(
+        corpus.train, batch_size=max(spec.batch_size, 8), seq_len=spec.seq_len, seed=CALIBRATION_SEED
+    ).batch(1)
+    if resumes and spec.ageing.kind != "none" and spec.ageing.adam == "invariant":
+        ageing.prepare(model)
+    elif not resumes:
+        _age(spec, model, calibration[0].to(device), corpus.rare_id, journal)
+    model.to(COMPUTE_DTYPES[spec.precision.weights])
+    apply_recipe(model, spec.precision)
+    scaler = torch.amp.GradScaler(device.type, enabled=spec.precision.loss_scaling == "dynamic")
+    run = Run(
+        spec=spec,
+        journal=journal,
+        checkpoints=checkpoints,
+        device=device,
+        model=model,
+        optimizer=adamw.build(model, spec.optimizer),
+        scaler=scaler,
+        batches=batches,
+        validation=[(inputs.to(device), targets.to(device)) for inputs, targets in validation],
+    )
+    if not resumes:
+        _calibrate_smooth(run, calibration[0].to(device))
+    return run
+
+
+def _age(
+    spec: RunSpec, model: transformer.Transformer, inputs: torch.Tensor, rare_id: int, journal: JournalWriter
+) -> None:
+    if spec.ageing.kind == "none":
+        return
+    aged = ageing.age(model, spec.ageing, inputs, rare_id)
+    journal.measure(0, {"function_change": aged.function_change})
+    journal.note("aged_channels", aged.channels, f"{spec.ageing.name}: SwiGLU channels given outliers, by layer")
+
+
+@torch.no_grad()
+def _calibrate_smooth(run: Run, inputs: torch.Tensor) -> None:
+    """Give Smooth-SwiGLU its first channel scales from one forward pass, before any weight is folded."""
+    ffns = run.model.feed_forwards()
+    if all(ffn.kind != "smooth-swiglu" for ffn in ffns):
+        return
+    run.model.eval()
+    for ffn in ffns:
+        ffn.calibrating = True
+    with run.autocast():
+        run.model(inputs)
+    for ffn in ffns:
+        ffn.calibrating = False
+    run.model.end_step()
+
+
+def _train(run: Run, probes: ProbeSet, first: int) -> float:
+    """Steps `first` to the last; returns the seconds spent training."""
+    spec, journal = run.spec, run.journal
+    run.model.train()
+    started = saved = time.monotonic()
+    last_checkpoint: str | None = None
+    high = 0
+    for step in range(first, spec.num_steps + 1):
+        run.step = step
+        probes.before_step(step)
+        training_step(run, step, probes)
+        if not math.isfinite(run.loss):
+            raise Diverged(f"the loss is {run.loss} at step {step}")
+        high = high + 1 if spec.limits.loss_above is not None and run.loss > spec.limits.loss_above else 0
+        if high >= HIGH_LOSS_STEPS:
+            raise Diverged(f"the loss was above {spec.limits.loss_above} for {high} steps, {run.loss:.4g} at step {step}")
+        if time.monotonic() - saved > spec.checkpoint_every_s and step < spec.num_steps:
+            last_checkpoint = _save(run, last_checkpoint)
+            saved = time.monotonic()
+    seconds = time.monotonic() - started
+    if last_checkpoint is not None:
+        checkpoint.checkpoint_path(run.checkpoints, last_checkpoint).unlink(missing_ok=True)
+    journal.beat()
+    return seconds
+
+
+def training_step(run: Run, step: int, probes: ProbeSet | None = None) -> None:
+    """One optimizer step on the batch of `step`; leaves loss, learning rate and gradient norm in `run`."""
+    spec, model, optimizer, scaler = run.spec, run.model, run.optimizer, run.scaler
+    run.learning_rate = adamw.learning_rate(spec.optimizer, step, spec.num_steps)
+    for group in optimizer.param_groups:
+        group["lr"] = run.learning_rate
+    inputs, targets = run.batch(step)
+    with run.autocast():
+        loss = model.loss(inputs, targets)
+    strike(spec.fault, step, loss)
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    scaler.unscale_(optimizer)
+    limit = spec.optimizer.clip_norm or math.inf
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    run.loss, run.gradient_norm = float(loss.detach()), float(norm)
+    if probes is not None:
+        probes.after_backward(step, run.gradient_norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    end_step(model)
+    model.end_step()
+    if probes is not None:
+        probes.after_step(step, StepValues(run.loss, run.learning_rate, run.gradient_norm))
+
+
+@torch.no_grad()
+def validation_loss(run: Run) -> float:
+    """Mean loss over the held-out batches, in the run's own precision; no scale or history moves."""
+    run.model.eval()
+    with run.autocast():
+        losses = [float(run.model.loss(inputs, targets)) for inputs, targets in run.validation]
+    run.model.train()
+    return sum(losses) / len(losses)
+
+
+def _save(run: Run, previous: str | None) -> str:
+    """A resume point; the journal names it before the one it replaces is deleted."""
+    state = {"step": run.step, "scaler": run.scaler.state_dict()}
+    sha256 = checkpoint.save_checkpoint(run.checkpoints, checkpoint.training_state(run.model, run.optimizer), state)
+    run.journal.checkpoint(run.step, sha256)
+    if previous is not None and previous != sha256:
+        checkpoint.checkpoint_path(run.checkpoints, previous).unlink(missing_ok=True)
+    return sha256
+
+
+def _resume(run: Run, sha256: str) -> int:
+    tensors, state = checkpoint.load_checkpoint(run.checkpoints, sha256)
+    checkpoint.load_training_state(run.model, run.optimizer, tensors)
+    if state["scaler"]:
+        run.scaler.load_state_dict(state["scaler"])
+    step = int(state["step"])
+    run.journal.note("resumed", step, f"from checkpoint {sha256[:16]} after step {step}")
+    return step
