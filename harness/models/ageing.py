@@ -46,16 +46,34 @@ def age(model: Transformer, spec: AgeingSpec, inputs: Tensor, rare_id: int) -> A
         return Ageing([], 0.0)
     if any(ffn.kind == "gelu" for ffn in model.feed_forwards()):
         raise ValueError("ageing scales the two branches of a SwiGLU; this model's feed-forward is GELU")
-    training = model.training
-    model.eval()
-    before = model(inputs)
-    prepare(model)
-    channels = _static(model, spec, inputs) if spec.kind == "static" else _sporadic(model, spec, inputs, rare_id)
-    change = float((model(inputs) - before).abs().max())
+    with _plain_swiglu(model):  # the same channels and factors, whichever form of SwiGLU then trains
+        before = model(inputs)
+        prepare(model)
+        if spec.kind == "static":
+            channels = _static(model, spec, inputs)
+        else:
+            channels = _sporadic(model, spec, inputs, rare_id)
+        change = float((model(inputs) - before).abs().max())
+    if spec.kind == "static" and change != 0:
+        raise RuntimeError(f"ageing by powers of two must leave every logit as it was; one moved by {change}")
     if spec.adam == "plain":
         _store_factors(model)
-    model.train(training)
     return Ageing(channels, change)
+
+
+@contextmanager
+def _plain_swiglu(model: Transformer) -> Iterator[None]:
+    kinds = [ffn.kind for ffn in model.feed_forwards()]
+    training = model.training
+    model.eval()
+    for ffn in model.feed_forwards():
+        ffn.kind = "swiglu"
+    try:
+        yield
+    finally:
+        for ffn, kind in zip(model.feed_forwards(), kinds, strict=True):
+            ffn.kind = kind
+        model.train(training)
 
 
 def _static(model: Transformer, spec: AgeingSpec, inputs: Tensor) -> list[list[int]]:

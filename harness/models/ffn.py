@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from harness.models.functions import SwiGLU
 from harness.precision.linear import Linear
-from harness.spec import ModelSpec
+from harness.spec import FFN, ModelSpec
 
 
 def power_of_two_inverse(amax: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.kind = spec.ffn
+        self.kind: FFN = spec.ffn
         self.d_ffn = spec.d_ffn
         self.removed = False
         self.calibrating = False

@@ -13,24 +13,26 @@ from torch import Tensor
 
 
 class RMSNorm(torch.autograd.Function):
-    """y = x / sqrt(mean(x^2) + eps) * weight, in `x`'s dtype, then cast to `dtype`. (Zhang & Sennrich 2019.)"""
+    """y = x / sqrt(mean(x^2) + eps) * weight, computed in FP32 at least, then cast to `dtype`. (Zhang & Sennrich 2019.)"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        normed = x * inverse
-        ctx.save_for_backward(normed, inverse, weight)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        inverse = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        normed = wide * inverse
+        ctx.save_for_backward(normed.to(x.dtype), inverse, weight)
         return (normed * weight).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        normed, inverse, weight = ctx.saved_tensors
-        g = grads[0].to(normed.dtype)
+        narrow, inverse, weight = ctx.saved_tensors
+        normed = narrow.to(inverse.dtype)
+        g = grads[0].to(inverse.dtype)
         product = g * normed
         dweight = product.reshape(-1, product.shape[-1]).sum(0)
         mean = (product.mul_(weight)).mean(-1, keepdim=True)
         dx = (g * weight).addcmul_(normed, mean, value=-1).mul_(inverse)
-        return dx, dweight, None, None
+        return dx.to(narrow.dtype), dweight.to(weight.dtype), None, None
 
 
 class SwiGLU(torch.autograd.Function):

@@ -20,6 +20,9 @@ from harness.precision.formats import FORMATS
 from harness.precision.rounding import round_to
 from harness.spec import QuantizerSpec
 
+SCALE_ROUNDING = 2.0**-22
+"""amax * (max / amax) may come out a unit in the last place above max: that element was not clipped."""
+
 
 @dataclass(frozen=True)
 class CastStatistics:
@@ -28,7 +31,7 @@ class CastStatistics:
     amax: float
     scale: float
     clipped_fraction: float
-    """Elements whose scaled magnitude was above the format's maximum."""
+    """Elements whose scaled magnitude was above the format's maximum, by more than the scale's own rounding."""
     flushed_fraction: float
     """Non-zero elements that became zero."""
     sqnr_db: float
@@ -53,7 +56,7 @@ class Quantizer(nn.Module):
     def scale_for(self, amax: Tensor) -> Tensor:
         """Scale that brings `amax` (a scalar tensor) to the format's maximum; 1 where amax is 0 or not finite."""
         usable = (amax > 0) & torch.isfinite(amax)
-        scale = self.format.max / 2.0**self.spec.margin / torch.where(usable, amax, self.format.max)
+        scale = torch.where(usable, self.format.max / 2.0**self.spec.margin / amax, 1.0)
         if self.spec.power_of_two:
             scale = torch.exp2(torch.floor(torch.log2(scale)))
         return scale.clamp(2.0**-120, 2.0**120)
@@ -95,7 +98,7 @@ class Quantizer(nn.Module):
 
     def _measure(self, x: Tensor, scaled: Tensor, q: Tensor, scale: Tensor) -> CastStatistics:
         nonzero = max(int(torch.count_nonzero(x)), 1)
-        clipped = int((scaled.abs() > self.format.max).sum())
+        clipped = int((scaled.abs() > self.format.max * (1 + SCALE_ROUNDING)).sum())
         flushed = int(((q == 0) & (x != 0)).sum())
         x64 = x.double()
         noise = float((x64 - q.double() / scale.double()).square().sum())

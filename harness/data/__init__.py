@@ -1,0 +1,1 @@
+"""Corpora, tokenizers and batches: what a run reads."""

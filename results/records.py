@@ -1,0 +1,140 @@
+"""The words of the results: statuses, the row of a run, and what each metric means.
+
+A new metric is a new entry in `METRICS`, never a new column. Units stand in the metric's name where they can;
+`direction` says which way is better, `none` where neither is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+OK, OOM, DIVERGED, HUNG, TIMEOUT, CRASHED, INTERRUPTED, SKIPPED = STATUSES = (
+    "ok",
+    "oom",
+    "diverged",
+    "hung",
+    "timeout",
+    "crashed",
+    "interrupted",
+    "skipped",
+)
+"""How a run can end. Outcomes, never holes."""
+
+TABLES = ("environments", "runs", "measurements", "verdicts", "alarms")
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One attempt of a run: the columns of table `runs`. Times are UTC without a zone."""
+
+    run_id: str
+    key: str
+    attempt: int
+    case_name: str
+    size: str
+    role: str
+    labels: dict[str, Any]
+    spec: dict[str, Any]
+    environment_id: str | None
+    status: str
+    reason: str
+    fidelity: str
+    device: str | None
+    num_parameters: int | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    start_checkpoint: str | None
+    final_checkpoint: str | None
+    resume_checkpoint: str | None
+    """SHA-256 of the newest resume point this attempt wrote, taken after step `resume_step`."""
+    resume_step: int | None
+    notes: dict[str, dict[str, Any]]
+    """name -> {"value", "reason"}: chosen values, and missing ones with the reason they are missing."""
+    command: str | None
+    suite_version: str | None
+    journal_bytes: dict[str, int]
+    """rank -> bytes of its journal that are in the database."""
+
+
+Direction = Literal["lower", "higher", "none"]
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    name: str
+    unit: str
+    direction: Direction
+    meaning: str
+    kind: str
+    """loss, speed, memory, optimization, quantization, activations, weights or run."""
+
+
+_REGISTRY: tuple[tuple[str, str, Direction, str, str], ...] = (
+    ("loss", "nats/token", "lower", "training loss of the step's batch, before its update", "loss"),
+    ("val_loss", "nats/token", "lower", "loss on held-out text", "loss"),
+    ("val_loss_without_ffn", "nats/token", "lower", "held-out loss with every feed-forward removed", "loss"),
+    ("ffn_removal_cost", "nats/token", "none", "val_loss_without_ffn minus val_loss", "loss"),
+    ("function_change", "logits", "lower", "largest logit difference made by ageing, in fp32", "loss"),
+    ("step_ms", "ms", "lower", "wall time of a training step, probes left out", "speed"),
+    ("tokens_per_s", "tokens/s", "higher", "training tokens over step time", "speed"),
+    ("mfu", "ratio", "higher", "model FLOP/s over the device's peak", "speed"),
+    ("model_flops_per_s", "FLOP/s", "higher", "FLOPs that the model needs, over step time", "speed"),
+    ("train_seconds", "s", "lower", "wall time of all training steps", "speed"),
+    ("setup_seconds", "s", "lower", "wall time before the first step", "speed"),
+    ("probe_ms", "ms", "lower", "a probe's own cost, mean of its recorded steps; scope: probe", "speed"),
+    ("peak_bytes", "bytes", "lower", "peak memory; scope: category", "memory"),
+    ("live_bytes", "bytes", "lower", "memory in use at the end of a step; scope: category", "memory"),
+    ("num_parameters", "count", "none", "trainable parameters", "run"),
+    ("rare_tokens_in_batch", "count", "none", "rare tokens put into the step's batch", "run"),
+    ("learning_rate", "1", "none", "learning rate of the step", "optimization"),
+    ("gradient_norm", "1", "none", "global gradient norm before clipping", "optimization"),
+    (
+        "num_nonfinite_gradients",
+        "count",
+        "lower",
+        "gradient elements that are NaN or infinite",
+        "optimization",
+    ),
+    ("num_nonfinite_loss", "count", "lower", "losses so far that are NaN or infinite", "optimization"),
+    ("loss_scale", "1", "none", "factor on the loss for fp16 gradients", "optimization"),
+    (
+        "num_skipped_steps",
+        "count",
+        "lower",
+        "updates skipped so far for non-finite gradients",
+        "optimization",
+    ),
+    ("weight_spectral_norm", "1", "none", "largest singular value; scope: parameter", "weights"),
+    ("alignment_cosine_mean", "1", "none", "mean over channels of |cos(w1, w2)|; scope: layer", "weights"),
+    ("alignment_cosine_max", "1", "none", "largest over channels of |cos(w1, w2)|; scope: layer", "weights"),
+    ("alignment_norm_product_max", "1", "none", "largest |w1||w2| over channels; scope: layer", "weights"),
+    ("activation_peak", "1", "none", "largest magnitude of an activation; scope: tensor", "activations"),
+    ("activation_rms", "1", "none", "root mean square of an activation; scope: tensor", "activations"),
+    ("activation_peak_over_rms", "1", "lower", "activation_peak over activation_rms", "activations"),
+    ("quant_clipped_fraction", "ratio", "lower", "elements above the format's largest", "quantization"),
+    ("quant_flushed_fraction", "ratio", "lower", "non-zero elements that became zero", "quantization"),
+    ("quant_amax", "1", "none", "largest magnitude before the cast", "quantization"),
+    ("quant_scale", "1", "none", "factor applied before the cast", "quantization"),
+    ("quant_sqnr_db", "dB", "higher", "signal over quantisation noise of one cast", "quantization"),
+    (
+        "ffn_output_sqnr_db",
+        "dB",
+        "higher",
+        "feed-forward output against unquantised; scope: layer",
+        "quantization",
+    ),
+)
+METRICS: dict[str, MetricInfo] = {entry[0]: MetricInfo(*entry) for entry in _REGISTRY}
+
+
+def metric(name: str) -> MetricInfo:
+    """What a metric means. Raises KeyError with the nearest names for one that is not registered."""
+    try:
+        return METRICS[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, METRICS, n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else f"; known: {', '.join(METRICS)}"
+        raise KeyError(f"unknown metric {name!r}{hint}") from None
