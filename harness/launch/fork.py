@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import tempfile
@@ -16,6 +15,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.launch.base import WORKER, Exit, LaunchError, Request, python_command, worker_environment
+
+END_S = 5.0
+"""Seconds a zygote that closed its socket gets to end by itself."""
 
 
 @dataclass
@@ -149,6 +151,9 @@ class ForkLauncher:
     def _bury(self, zygote: _Zygote) -> int:
         self._zygote = None
         zygote.connection.close()
-        with suppress(ProcessLookupError):
-            os.killpg(zygote.process.pid, signal.SIGKILL)
-        return zygote.process.wait()
+        try:
+            # Its end of the socket closes a little before it ends; killed in between, it could not say why.
+            return zygote.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            zygote.process.kill()
+            return zygote.process.wait()

@@ -13,12 +13,13 @@ from torch import Tensor
 
 
 class RMSNorm(torch.autograd.Function):
-    """y = x / sqrt(mean(x^2) + eps) * weight, computed in FP32 at least, then cast to `dtype`. (Zhang & Sennrich 2019.)"""
+    """y = x / sqrt(mean(x^2) + eps) * weight in FP32 or wider, then cast to `dtype`. (Zhang & Sennrich 2019.)"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        inverse = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
+        inverse = square.div_(x.shape[-1]).add_(eps).rsqrt_()
         normed = wide * inverse
         ctx.save_for_backward(normed.to(x.dtype), inverse, weight)
         return (normed * weight).to(dtype)

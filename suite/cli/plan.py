@@ -1,0 +1,99 @@
+"""`suite plan CASE`: each run's cost, the time they take, and which claims this machine can decide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suite.cli.output import (
+    DEFAULT_OUT,
+    JsonOption,
+    OutOption,
+    SetOption,
+    SizeOption,
+    print_json,
+    print_table,
+    say,
+)
+
+if TYPE_CHECKING:
+    from suite.declare.predict import Prediction, RunPrediction
+
+
+def plan(
+    case: Annotated[str, typer.Argument(help="A case file, or the name of a built-in case.")],
+    size: SizeOption = None,
+    set_: SetOption = None,
+    out: OutOption = DEFAULT_OUT,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs side by side; default: one a usable core.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what a case would run: costs, time, and which claims this machine can decide."""
+    from results.store import Store
+    from suite.declare import expand, load_case
+    from suite.declare.predict import predict
+
+    planned = expand(load_case(case, list(set_ or [])), size)
+    database = out / "suite.duckdb"
+    store = Store(database, read_only=True, on_wait=say) if database.exists() else None
+    prediction = predict(planned, out, store, jobs=jobs, say=say)
+    if json:
+        print_json(prediction.as_json())
+        return
+    _show(prediction)
+
+
+def _show(prediction: Prediction) -> None:
+    print(f"{prediction.case}, size {prediction.size} ({prediction.size_reason}), on {prediction.machine}")
+    print_table(
+        ("key", "labels", "status", "fidelity", "parameters", "steps", "peak", "FLOPs", "time"),
+        [_row(run) for run in prediction.runs],
+    )
+    sources = dict.fromkeys(run.seconds_source for run in prediction.runs)
+    left = len(prediction.runs) - prediction.num_done
+    seconds = prediction.wall_seconds
+    time = "in an unknown time" if seconds is None else f"in about {format_seconds(seconds)}"
+    jobs = f"{prediction.jobs} side by side ({prediction.jobs_reason})"
+    print(f"{left} of {len(prediction.runs)} runs left, {time}, {jobs}; times from: {'; '.join(sources)}")
+    print_table(
+        ("claim", "decidable here", "why"),
+        [(claim.id, "yes" if claim.decidable else "no", claim.reason) for claim in prediction.claims],
+    )
+
+
+def _row(run: RunPrediction) -> tuple[Any, ...]:
+    labels = " ".join(f"{axis}={member}" for axis, member in run.labels.items()) or run.role
+    return (
+        run.key,
+        labels,
+        run.status,
+        run.fidelity,
+        f"{run.num_parameters:,}",
+        run.num_steps,
+        format_bytes(run.bytes["total"]),
+        f"{run.flops:.2e}",
+        format_seconds(run.seconds),
+    )
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Binary units: `66.5 MiB`."""
+    amount, units = float(num_bytes), ("B", "KiB", "MiB", "GiB", "TiB")
+    for unit in units:
+        if amount < 1024 or unit == units[-1]:
+            break
+        amount /= 1024
+    return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """`12.3 s`, `4.1 min`, `7.0 h`, `31 days`; unknown where there is no figure."""
+    if seconds is None:
+        return "unknown"
+    for limit, divisor, unit in ((90, 1, "s"), (5400, 60, "min"), (4 * 86400, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.1f} {unit}"
+    return f"{seconds / 86400:,.0f} days"

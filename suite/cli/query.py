@@ -1,0 +1,28 @@
+"""`suite query "SQL"`: ask the database anything; it cannot be changed by asking."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from suite.cli.output import DEFAULT_OUT, JsonOption, OutOption, print_json, print_table, say
+
+
+def query(
+    sql: Annotated[str, typer.Argument(help='DuckDB SQL, such as "SELECT * FROM throughput".')],
+    out: OutOption = DEFAULT_OUT,
+    json: JsonOption = False,
+) -> None:
+    """Print the rows of a read-only SQL query.
+
+    Tables: environments, runs, measurements, verdicts, alarms. Views: latest_runs, curves, loss_curves,
+    memory_peaks, throughput, quantization_health.
+    """
+    from results.store import Store
+
+    names, rows = Store(out / "suite.duckdb", read_only=True, on_wait=say).query(sql)
+    if json:
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        print_table(names, rows)

@@ -1,0 +1,203 @@
+"""What this machine can do for the suite, and what is missing. It only looks: torch stays unloaded.
+
+suite doctor
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from suite.execute.folder import FolderError, OutFolder
+from suite.execute.resources import usable_cores
+
+DISTRIBUTION = "lowprec-suite"
+MIN_PYTHON = (3, 11)
+MIN_FREE_BYTES = 2 * 2**30
+"""A laptop case writes some hundred MB of checkpoints and journals."""
+
+EXTRAS = {
+    "te": ("transformer-engine", "FP8 by Transformer Engine's kernels (NVIDIA Hopper or newer)"),
+    "torchao": ("torchao", "FP8 and MX training by torchao"),
+    "slurm": ("submitit", "runs sent to a Slurm cluster"),
+    "rl": ("reasoning-gym", "tasks with verifiable answers"),
+    "hf": ("datasets", "corpora from the Hugging Face hub"),
+    "bench": ("transformers", "speed comparison with the Hugging Face Trainer"),
+    "dev": ("pytest", "the test suite"),
+}
+"""Extra -> (a distribution that it brings, what it is for)."""
+
+NATIVE_FORMATS = (
+    (10.0, "FP16, BF16, FP8, MXFP8, NVFP4"),
+    (8.9, "FP16, BF16, FP8"),
+    (8.0, "FP16, BF16"),
+    (7.0, "FP16"),
+)
+"""CUDA compute capability from which the tensor cores multiply these formats."""
+
+State = Literal["ok", "note", "missing"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `missing` makes the machine unfit; `note` is worth knowing."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def examine(out: Path) -> list[Check]:
+    """All checks, for results that would go to `out`."""
+    return [check for look in LOOKS for check in look(out)]
+
+
+def _python(out: Path) -> Iterator[Check]:
+    found = f"{platform.python_version()} ({sys.executable})"
+    if sys.version_info >= MIN_PYTHON:
+        yield Check("Python", "ok", found)
+    else:
+        yield Check("Python", "missing", found, f"Python {'.'.join(map(str, MIN_PYTHON))} or newer is needed")
+
+
+def _packages(out: Path) -> Iterator[Check]:
+    for name in ("torch", "duckdb", "safetensors", "tokenizers", "pydantic", "scipy", "jinja2"):
+        version = _version(name)
+        if version is None:
+            yield Check(name, "missing", "not installed", f"pip install {DISTRIBUTION}")
+        else:
+            yield Check(name, "ok", version)
+
+
+def _machine(out: Path) -> Iterator[Check]:
+    import psutil
+
+    cores = usable_cores()
+    yield Check("cores", "ok", f"{cores} usable of {os.cpu_count()}")
+    load = os.getloadavg()[0]
+    busy = load > 0.5 * cores
+    yield Check(
+        "load",
+        "note" if busy else "ok",
+        f"{load:.1f} over the last minute",
+        "other work is running: speeds measured now are not this machine's" if busy else "",
+    )
+    memory = psutil.virtual_memory()
+    yield Check("memory", "ok", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB free")
+
+
+def _out_folder(out: Path) -> Iterator[Check]:
+    folder = OutFolder(out)
+    existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    advice = (
+        ""
+        if free >= MIN_FREE_BYTES
+        else "a case may not fit; free some space or choose another folder with --out"
+    )
+    yield Check("disk", "note" if advice else "ok", f"{free / 2**30:.1f} GiB free at {existing}", advice)
+    try:
+        if out.exists():
+            folder.create()
+        elif not os.access(existing, os.W_OK):
+            raise FolderError(
+                f"{out} cannot be made: {existing} is not writable; choose another folder with --out"
+            )
+    except FolderError as error:
+        yield Check("out folder", "missing", str(out), str(error))
+    else:
+        yield Check("out folder", "ok", f"{out} is writable")
+    yield _database(folder)
+
+
+def _database(folder: OutFolder) -> Check:
+    from results.database import StoreError
+    from results.store import Store
+
+    if not folder.database.exists():
+        return Check("database", "ok", f"{folder.database} does not exist yet")
+    try:
+        with Store(folder.database, wait_s=2.0) as store:
+            number = len(store.runs())
+    except StoreError as error:
+        return Check("database", "missing", str(folder.database), str(error))
+    return Check("database", "ok", f"{folder.database} can be locked and read; {number} runs")
+
+
+def _compiler(out: Path) -> Iterator[Check]:
+    path = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+    if path is None:
+        yield Check("C++ compiler", "note", "none", "only runs with compile: true need one")
+    else:
+        yield Check("C++ compiler", "ok", path)
+
+
+def _gpu(out: Path) -> Iterator[Check]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        yield Check("GPU", "note", "none seen (no nvidia-smi)", "cases run at size laptop; FP8 is emulated")
+        return
+    command = [
+        tool,
+        "--query-gpu=name,compute_cap,memory.total,driver_version",
+        "--format=csv,noheader,nounits",
+    ]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Check(
+            "GPU", "note", f"nvidia-smi failed: {error}", "the driver and the device files do not agree"
+        )
+        return
+    for line in answer.stdout.strip().splitlines():
+        name, capability, memory, driver = (part.strip() for part in line.split(",", 3))
+        yield Check("GPU", "ok", f"{name}, {memory} MiB, driver {driver}, {native_formats(capability)}")
+
+
+def native_formats(capability: str) -> str:
+    """What the tensor cores of a compute capability, such as `9.0`, multiply themselves."""
+    try:
+        number = float(capability)
+    except ValueError:
+        return f"compute capability {capability} unknown"
+    formats = next((text for least, text in NATIVE_FORMATS if number >= least), "none below FP32")
+    return f"compute capability {capability}, native: {formats}"
+
+
+def _extras(out: Path) -> Iterator[Check]:
+    for extra, (name, purpose) in EXTRAS.items():
+        version = _version(name)
+        if version is not None:
+            yield Check(f"extra {extra}", "ok", f"{name} {version}: {purpose}")
+        else:
+            yield Check(
+                f"extra {extra}", "note", f"absent: {purpose}", f"pip install '{DISTRIBUTION}[{extra}]'"
+            )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(re.sub(r"[-_.]+", "-", name))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+LOOKS: tuple[Callable[[Path], Iterator[Check]], ...] = (
+    _python,
+    _packages,
+    _machine,
+    _out_folder,
+    _compiler,
+    _gpu,
+    _extras,
+)

@@ -1,0 +1,301 @@
+"""What a claim may measure: one number a run, and how two runs of a pair are set side by side.
+
+A statistic reduces the measurements of one run to a number. A comparison is a statistic's name with `_gap`
+(of minus against) or `_ratio` (of over against). Where a metric is recorded per layer and role, a scope
+pattern in square brackets picks some of them: `quant_flushed_fraction_gap[ffn.down.activations]`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from results.records import metric
+
+Comparison = Literal["", "gap", "ratio"]
+Direction = Literal["lower", "higher", "none"]
+Point = tuple[str, int, float]
+"""Scope, step and value of one measurement."""
+Reducer = Callable[[Sequence[Point], int], float | None]
+"""Points of one metric of one run and its number of steps -> the statistic; None if nothing was recorded."""
+
+
+def _mean(points: Sequence[Point], num_steps: int) -> float | None:
+    return statistics.fmean(value for _, _, value in points) if points else None
+
+
+def _mean_of_last_half(points: Sequence[Point], num_steps: int) -> float | None:
+    return _mean([point for point in points if point[1] > num_steps / 2], num_steps)
+
+
+def _median(points: Sequence[Point], num_steps: int) -> float | None:
+    return statistics.median(value for _, _, value in points) if points else None
+
+
+def _max(points: Sequence[Point], num_steps: int) -> float | None:
+    return max((value for _, _, value in points), default=None)
+
+
+def _min(points: Sequence[Point], num_steps: int) -> float | None:
+    return min((value for _, _, value in points), default=None)
+
+
+def _first(points: Sequence[Point], num_steps: int) -> float | None:
+    """Mean over scopes at the first recorded step."""
+    step = min((step for _, step, _ in points), default=0)
+    return _mean([point for point in points if point[1] == step], num_steps)
+
+
+def _last(points: Sequence[Point], num_steps: int) -> float | None:
+    """Mean over scopes at the last recorded step."""
+    step = max((step for _, step, _ in points), default=0)
+    return _mean([point for point in points if point[1] == step], num_steps)
+
+
+def _growth(points: Sequence[Point], num_steps: int) -> float | None:
+    """Last minus first; None where only one step was recorded, since nothing could grow."""
+    first, last = _first(points, num_steps), _last(points, num_steps)
+    if first is None or last is None or len({step for _, step, _ in points}) < 2:
+        return None
+    return last - first
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number a run. Unit and direction are those of its metric in results/records.py."""
+
+    name: str
+    metric: str
+    reduce: Reducer
+    meaning: str
+    scope: str = ""
+    """Which scopes count: a pattern for `fnmatch`; "" means the run as a whole."""
+    scoped: bool = False
+    """Whether a claim may give its own scope pattern in brackets."""
+    signed: bool = False
+    """Whether its sign alone says something (a growth, a cost); a share or a loss is never below zero."""
+
+    @property
+    def unit(self) -> str:
+        return metric(self.metric).unit
+
+    @property
+    def direction(self) -> Direction:
+        return metric(self.metric).direction
+
+    @property
+    def is_speed(self) -> bool:
+        """Speeds are judged on native runs alone: an emulated run's time is the emulation's."""
+        return self.metric in ("tokens_per_s", "step_ms", "mfu", "model_flops_per_s", "train_seconds")
+
+    @property
+    def infinite_when_diverged(self) -> bool:
+        """A diverged run has an infinite loss; its other statistics are missing."""
+        return self.metric in ("loss", "val_loss")
+
+
+STATISTICS: dict[str, Statistic] = {
+    statistic.name: statistic
+    for statistic in (
+        Statistic(
+            "final_loss",
+            "loss",
+            _mean_of_last_half,
+            "mean training loss over the last half of the steps: both runs of a pair see the same batches, "
+            "so the noise of single batches cancels in the difference",
+        ),
+        Statistic("mean_loss", "loss", _mean, "mean training loss over all steps"),
+        Statistic("max_loss", "loss", _max, "largest training loss of any step"),
+        Statistic("first_loss", "loss", _first, "training loss of the first step"),
+        Statistic("last_loss", "loss", _last, "training loss of the last step"),
+        Statistic("final_val_loss", "val_loss", _last, "validation loss after the last step"),
+        Statistic("first_val_loss", "val_loss", _first, "validation loss before training"),
+        Statistic(
+            "ffn_removal_cost",
+            "ffn_removal_cost",
+            _last,
+            "rise of the validation loss without the feed-forward",
+            signed=True,
+        ),
+        Statistic("throughput", "tokens_per_s", _median, "median tokens per second over the recorded steps"),
+        Statistic("step_ms", "step_ms", _median, "median time of a step"),
+        Statistic("mfu", "mfu", _median, "median model FLOPs utilisation"),
+        Statistic("train_seconds", "train_seconds", _last, "wall time of the training loop"),
+        Statistic("peak_bytes", "peak_bytes", _max, "peak memory", scope="total", scoped=True),
+        Statistic("max_gradient_norm", "gradient_norm", _max, "largest global gradient norm before clipping"),
+        Statistic("mean_gradient_norm", "gradient_norm", _mean, "mean global gradient norm before clipping"),
+        Statistic("num_skipped_steps", "num_skipped_steps", _max, "optimizer steps skipped by loss scaling"),
+        Statistic(
+            "alignment_cosine_max",
+            "alignment_cosine_max",
+            _last,
+            "largest |cos(w1, w2)| of a layer's channels, mean over layers, last recorded step",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "alignment_cosine_mean",
+            "alignment_cosine_mean",
+            _last,
+            "mean |cos(w1, w2)| of a layer's channels, mean over layers, last recorded step",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "alignment_growth",
+            "alignment_cosine_max",
+            _growth,
+            "largest |cos(w1, w2)|, mean over layers: last recorded step minus first",
+            scope="*",
+            scoped=True,
+            signed=True,
+        ),
+        Statistic(
+            "alignment_mean_growth",
+            "alignment_cosine_mean",
+            _growth,
+            "mean |cos(w1, w2)|, mean over layers: last recorded step minus first",
+            scope="*",
+            scoped=True,
+            signed=True,
+        ),
+        Statistic(
+            "activation_peak_over_rms",
+            "activation_peak_over_rms",
+            _max,
+            "largest peak over RMS of any recorded step and scope",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "weight_spectral_norm",
+            "weight_spectral_norm",
+            _last,
+            "largest singular value, mean over the chosen weights, last recorded step",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "quant_flushed_fraction",
+            "quant_flushed_fraction",
+            _mean,
+            "share of non-zero values that became zero, mean over recorded steps and chosen tensors",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "quant_clipped_fraction",
+            "quant_clipped_fraction",
+            _mean,
+            "share of values beyond the format's maximum, mean over recorded steps and chosen tensors",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "max_quant_clipped_fraction",
+            "quant_clipped_fraction",
+            _max,
+            "share of values beyond the format's maximum, largest of the recorded steps and chosen tensors",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "quant_sqnr_db",
+            "quant_sqnr_db",
+            _mean,
+            "signal to quantisation noise, mean over recorded steps and chosen tensors",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "ffn_output_sqnr_db",
+            "ffn_output_sqnr_db",
+            _mean,
+            "feed-forward output against the same one unquantised, mean over recorded steps and layers",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "min_ffn_output_sqnr_db",
+            "ffn_output_sqnr_db",
+            _min,
+            "feed-forward output against the same one unquantised, worst recorded step and layer",
+            scope="*",
+            scoped=True,
+        ),
+    )
+}
+
+
+class UnknownMeasureError(ValueError):
+    """A measure's name that nothing answers to; the message says which names do."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A statistic and how `of` is set against `against` ("" where the claim has no `against`)."""
+
+    name: str
+    statistic: Statistic
+    comparison: Comparison
+    scope: str
+
+    @property
+    def unit(self) -> str:
+        return "ratio" if self.comparison == "ratio" else self.statistic.unit
+
+    @property
+    def direction(self) -> Direction:
+        return self.statistic.direction
+
+    @property
+    def is_speed(self) -> bool:
+        return self.statistic.is_speed
+
+    @property
+    def has_direction(self) -> bool:
+        """Whether being on the claimed side of no difference is worth the words `direction reproduced`."""
+        return self.comparison != "" or self.statistic.signed
+
+    def of_run(self, points: Iterable[Point], num_steps: int) -> float | None:
+        """The statistic of one run from all points of its metric, or None where none of them counts."""
+        chosen = [point for point in points if scope_matches(point[0], self.scope)]
+        value = self.statistic.reduce([point for point in chosen if not math.isnan(point[2])], num_steps)
+        return None if value is None or math.isnan(value) else value
+
+
+_NAME = re.compile(r"([a-z0-9_]+?)(?:_(gap|ratio))?(?:\[([^\[\]]+)\])?")
+
+
+def find_measure(text: str) -> Measure:
+    """The measure called `text`: NAME, NAME_gap or NAME_ratio, with an optional [scope] behind.
+
+    Raises UnknownMeasureError with the nearest match and the allowed names.
+    """
+    match = _NAME.fullmatch(text.strip())
+    name, comparison, scope = match.groups() if match else (text, None, None)
+    statistic = STATISTICS.get(name)
+    if statistic is None:
+        near = difflib.get_close_matches(name, STATISTICS, n=1)
+        hint = f"; nearest is {near[0]!r}" if near else ""
+        raise UnknownMeasureError(
+            f"unknown measure {text!r}{hint}; measures are {', '.join(STATISTICS)}, "
+            "each alone, or with _gap or _ratio, and [scope] behind where it is recorded per layer"
+        )
+    if scope is not None and not statistic.scoped:
+        raise UnknownMeasureError(f"{name} is recorded for the run as a whole; leave [{scope}] away")
+    kind: Comparison = "gap" if comparison == "gap" else "ratio" if comparison == "ratio" else ""
+    return Measure(text.strip(), statistic, kind, scope or statistic.scope)
+
+
+def scope_matches(scope: str, pattern: str) -> bool:
+    """Whether `pattern` names `scope` or its end: `ffn.down.activations` is that role in every layer."""
+    return fnmatch.fnmatchcase(scope, pattern) or (
+        pattern != "" and fnmatch.fnmatchcase(scope, f"*.{pattern}")
+    )

@@ -1,0 +1,5 @@
+"""The report: a static site over plans and stored results. Pure functions; templates and styles live in site/."""
+
+from suite.report.build import build_site
+
+__all__ = ["build_site"]

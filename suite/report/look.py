@@ -1,0 +1,72 @@
+"""Colour, dash and marker of a label: the same label looks the same on every page, and never by colour alone.
+
+The preferred colour is a hash of the label's text, so a new arm does not repaint the old ones; two labels of one page
+that fall on the same colour are told apart by moving the later one (in name order) to the next free colour. Slot 0
+is ink, kept for what the others are compared with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NUM_COLORS = 6
+"""Colours s1..s6 in site.css, chosen to stay apart under the common colour-vision deficiencies."""
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")
+MARKERS = ("circle", "square", "triangle", "diamond", "plus")
+REFERENCE = 0
+DIVERGED = ("1 3", "cross")
+"""Dash and marker of a seed that is drawn alone because it diverged; its colour stays its arm's."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is drawn; `color` is a class suffix (s0..s6), `dash` an SVG dash array."""
+
+    color: int
+    dash: str
+    marker: str
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def slots(labels: Iterable[str], num_slots: int) -> dict[str, int]:
+    """Label -> slot 0..num_slots-1, by hash; clashes move on while a free slot is left."""
+    taken: dict[int, str] = {}
+    chosen: dict[str, int] = {}
+    for label in sorted(set(labels)):
+        slot = _hash(label) % num_slots
+        if len(taken) < num_slots:
+            while slot in taken:
+                slot = (slot + 1) % num_slots
+        taken.setdefault(slot, label)
+        chosen[label] = slot
+    return chosen
+
+
+def looks(
+    arms: Iterable[tuple[str, ...]], reference: tuple[str | None, ...] = ()
+) -> dict[tuple[str, ...], Look]:
+    """Arm (its values along the compared axes) -> Look: colour from the first axis, dash from the rest.
+
+    `reference` holds, per axis, the value the others are compared with (None where there is none): it gets ink and
+    a full line. An arm of one axis takes its dash from its colour's turn instead, so that dash still helps.
+    """
+    arms = sorted(set(arms))
+    firsts = [arm[0] if arm else "" for arm in arms]
+    rests = [arm[1:] for arm in arms]
+    main = reference[0] if reference else None
+    colors = slots((first for first in firsts if first != main), NUM_COLORS)
+    plain = tuple(reference[1:])
+    others = sorted({rest for rest in rests if rest != plain})
+    dashes = {rest: 1 + position % (len(DASHES) - 1) for position, rest in enumerate(others)}
+    result = {}
+    for arm, first, rest in zip(arms, firsts, rests, strict=True):
+        color = REFERENCE if first == main else 1 + colors[first]
+        dash = dashes.get(rest, 0) if any(rests) else (0 if color == REFERENCE else color % len(DASHES))
+        marker = MARKERS[dash] if any(rests) else MARKERS[color % len(MARKERS)]
+        result[arm] = Look(color, DASHES[dash], marker)
+    return result

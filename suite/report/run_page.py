@@ -1,0 +1,228 @@
+"""One page for a run: its spec, where and how it ran, its curves, and the way to make it again."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from results.records import METRICS
+from suite.execute.select import label_text
+from suite.report.costs import Note, note_section, value_text
+from suite.report.downloads import json_text, run_csv, run_json
+from suite.report.evidence import Evidence, Points
+from suite.report.health import scope_series
+from suite.report.lines import MAX_POINTS, Chart, Series, line_chart
+from suite.report.look import Look
+from suite.report.series import Band, thin
+from suite.report.words import (
+    NOTHING,
+    STATUSES,
+    byte_text,
+    count_text,
+    duration,
+    labels_text,
+    moment,
+    number,
+    plural,
+)
+
+if TYPE_CHECKING:
+    from results.records import RunRow
+    from suite.declare import PlannedRun
+
+_CURVES = ("loss", "val_loss", "learning_rate", "gradient_norm", "loss_scale")
+_SCOPED_CURVES = ("ffn_output_sqnr_db", "alignment_cosine_max", "activation_peak_over_rms")
+_INK = Look(0, "", "circle")
+_SPEED = ("tokens_per_s", "mfu", "model_flops_per_s", "train_seconds")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One recorded metric in a line: its last and mean value."""
+
+    metric: str
+    unit: str
+    meaning: str
+    num_points: int
+    last: str
+    mean: str
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """A run, ready for its template."""
+
+    key: str
+    title: str
+    case: str
+    case_href: str
+    row: RunRow
+    shape: str
+    status_meaning: str
+    facts: tuple[tuple[str, str], ...]
+    spec: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    environment: tuple[tuple[str, str], ...]
+    packages: tuple[tuple[str, str], ...]
+    starts_from: str
+    """Key of the run that this one began from; "" where it began from scratch."""
+    starts_from_has_page: bool
+    charts: tuple[Chart, ...]
+    readings: tuple[Reading, ...]
+    cost_of_emulation: tuple[Reading, ...]
+    notes: tuple[Note, ...]
+    command: str
+    journal: str
+    downloads: Mapping[str, str]
+
+    @property
+    def path(self) -> str:
+        return f"runs/{self.key}.html"
+
+
+def run_page(
+    run: PlannedRun, case_href: str, evidence: Evidence, points: Points, keys_with_page: set[str]
+) -> RunPage:
+    """The page of a run that has a row. `points` hold all metrics of the run."""
+    row = evidence.rows[run.key]
+    environment = evidence.environment(run.key)
+    base = run.spec.start_from.key if run.spec.start_from is not None else ""
+    readings, cost = _readings(row, points)
+    return RunPage(
+        key=run.key,
+        title=labels_text(run.labels) if run.role != "base" else "Base run, shared by the arms",
+        case=row.case_name,
+        case_href=case_href,
+        row=row,
+        shape=STATUSES[row.status][0],
+        status_meaning=STATUSES[row.status][1],
+        facts=_facts(run, row, environment),
+        spec=_spec_groups(row.spec),
+        environment=tuple(_environment(environment)),
+        packages=tuple(sorted((str(n), str(v)) for n, v in (environment.get("packages") or {}).items())),
+        starts_from=base,
+        starts_from_has_page=base in keys_with_page,
+        charts=tuple(_charts(run.key, points)),
+        readings=readings,
+        cost_of_emulation=cost,
+        notes=note_section(evidence, [run.key]),
+        command=_command(run, row),
+        journal=f"journals/{row.key}/{row.attempt}/",
+        downloads={
+            f"runs/{run.key}.json": run_json(row, environment, points),
+            f"runs/{run.key}.csv": run_csv(run.key, points),
+            f"runs/{run.key}-spec.json": json_text(row.spec),
+        },
+    )
+
+
+def _command(run: PlannedRun, row: RunRow) -> str:
+    """The stored command, narrowed to this run; a base is trained by whatever needs it."""
+    if not row.command or run.role == "base":
+        return row.command or ""
+    only = [f"--only={axis}={label_text(value)}" for axis, value in run.labels.items()]
+    return f"{row.command} {shlex.join(only)}"
+
+
+def _facts(run: PlannedRun, row: RunRow, environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    seconds = (row.ended_at - row.started_at).total_seconds() if row.started_at and row.ended_at else None
+    facts = [
+        ("machine", str(environment.get("machine") or NOTHING)),
+        ("device", row.device or run.spec.device),
+        ("parameters", count_text(row.num_parameters)),
+        ("training", f"{count_text(run.spec.tokens)} tokens in {plural(run.spec.num_steps, 'step')}"),
+        ("started", moment(row.started_at)),
+        ("took", duration(seconds)),
+        ("attempts", str(row.attempt)),
+        ("size", row.size),
+    ]
+    return tuple(facts)
+
+
+def _spec_groups(spec: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """The resolved spec as tables: plain fields first, then one table a part; names are those of `--set`."""
+    plain = [(name, value_text(value)) for name, value in spec.items() if not isinstance(value, dict)]
+    groups = [("run", tuple((name, "none" if text == "not known" else text) for name, text in plain))]
+    for name, value in spec.items():
+        if isinstance(value, dict) and value and name != "start_from":
+            groups.append((name, tuple(_flat(value, name))))
+    return tuple(groups)
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}.{name}")
+        else:
+            yield f"{prefix}.{name}", "none" if value is None else value_text(value)
+
+
+def _environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in environment.items():
+        if name in ("environment_id", "packages") or value in (None, "", {}):
+            continue
+        if name == "details" and isinstance(value, dict):
+            yield from (
+                (str(part).replace("_", " "), value_text(detail)) for part, detail in sorted(value.items())
+            )
+        else:
+            text = byte_text(value) if name.endswith("_bytes") else value_text(value)
+            yield name.removesuffix("_bytes").replace("_", " "), text
+
+
+def _charts(key: str, points: Points) -> Iterator[Chart]:
+    for metric in _CURVES:
+        curve = points.curve(metric, key)
+        if len(curve) > 1:
+            info = METRICS[metric]
+            thinned = thin(curve, MAX_POINTS)
+            band = _line([step for step, _ in thinned], [value for _, value in thinned])
+            unit = "" if info.unit == "1" else f", {info.unit}"
+            yield line_chart(
+                metric.replace("_", "-"),
+                info.meaning[:1].upper() + info.meaning[1:],
+                [Series(metric, _INK, band)],
+                y_label=f"{metric}{unit}",
+            )
+    for metric in _SCOPED_CURVES:
+        scopes = points.scopes(metric, key)
+        if scopes and max(len(curve) for curve in scopes.values()) > 1:
+            meaning = METRICS[metric].meaning.split(";")[0]
+            yield line_chart(
+                metric.replace("_", "-"),
+                meaning[:1].upper() + meaning[1:],
+                scope_series(scopes),
+                y_label=metric,
+            )
+
+
+def _line(steps: list[int], values: list[float]) -> Band:
+    line = tuple(value if math.isfinite(value) else None for value in values)
+    return Band(tuple(steps), line, line, line, 1)
+
+
+def _readings(row: RunRow, points: Points) -> tuple[tuple[Reading, ...], tuple[Reading, ...]]:
+    """Every recorded metric in a line; of emulated runs the times stand apart, and rates of speed are left out."""
+    results, cost = [], []
+    emulated = row.fidelity != "native"
+    for name, info in METRICS.items():
+        triples = [t for t in points.triples(name, row.key) if math.isfinite(t[2])]
+        if not triples or (emulated and name in _SPEED):
+            continue
+        last = max(step for _, step, _ in triples)
+        ends = [value for _, step, value in triples if step == last]
+        values = [value for _, _, value in triples]
+        show = byte_text if info.unit == "bytes" else number
+        scopes = len(points.scopes(name, row.key))
+        reading = Reading(
+            metric=name,
+            unit="" if info.unit in ("1", "bytes") else info.unit,
+            meaning=info.meaning + (f" (mean over {scopes} scopes)" if scopes > 1 else ""),
+            num_points=len(triples),
+            last=show(math.fsum(ends) / len(ends)),
+            mean=show(math.fsum(values) / len(values)),
+        )
+        (cost if emulated and info.kind == "speed" else results).append(reading)
+    return tuple(results), tuple(cost)

@@ -1,0 +1,99 @@
+"""Axes: where a value lies between two ends, and which values get a tick."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from suite.report.words import byte_text, count_text, number
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps `low`..`high` to 0..1: linear, or asinh(value / linear_until), which is logarithmic on both sides of zero.
+
+    The asinh form shows an arm that broke and arms that differ in the third decimal on one axis.
+    """
+
+    low: float
+    high: float
+    linear_until: float | None = None
+    unit: str = ""
+
+    def at(self, value: float) -> float:
+        """Position of `value`; outside 0..1 where it lies beyond the ends."""
+        low, high = self._warp(self.low), self._warp(self.high)
+        return (self._warp(value) - low) / (high - low)
+
+    def clamp(self, value: float) -> float:
+        """Position of `value`, held within the axis."""
+        return min(1.0, max(0.0, self.at(value)))
+
+    def _warp(self, value: float) -> float:
+        return value if self.linear_until is None else math.asinh(value / self.linear_until)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """At most about `count` round values between the ends."""
+        if self.linear_until is not None:
+            return self._decades(count)
+        step = nice_step((self.high - self.low) / max(1, count))
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [round(index * step, 12) for index in range(first, last + 1)]
+
+    def _decades(self, count: int) -> list[float]:
+        assert self.linear_until is not None
+        smallest = math.floor(math.log10(self.linear_until) + 1e-9)
+        largest = math.ceil(math.log10(max(abs(self.low), abs(self.high))))
+        sizes = [10.0**power for power in range(smallest, largest + 1)]
+        values = [-size for size in reversed(sizes)] + [0.0] + sizes
+        inside = [value for value in values if self.low <= value <= self.high]
+        kept: list[float] = []
+        # Zero first, then from the outside in; a tick too near to a kept one is left out.
+        for value in sorted(inside, key=lambda v: (v != 0, -abs(v))):
+            if all(abs(self.at(value) - self.at(other)) >= 0.5 / count for other in kept):
+                kept.append(value)
+        return sorted(kept)
+
+    def text(self, value: float) -> str:
+        """A tick's words: as few digits as the tick needs."""
+        if self.unit == "bytes":
+            return byte_text(value)
+        if self.unit == "count":
+            return count_text(value)
+        text = number(float(f"{value:.4g}"), 4)
+        return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
+def nice_step(raw: float) -> float:
+    """The smallest of 1, 2, 2.5, 5, 10 times a power of ten that is at least `raw`."""
+    if raw <= 0 or not math.isfinite(raw):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= raw * 0.999)
+
+
+def linear(
+    values: Iterable[float], *, include: Sequence[float] = (), pad: float = 0.05, unit: str = ""
+) -> Scale:
+    """A linear scale around the finite ones of `values` and `include`."""
+    finite = [value for value in (*values, *include) if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if low == high:
+        low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
+    room = (high - low) * pad
+    floor = 0.0 if low >= 0 and low - room < 0 else low - room
+    return Scale(floor, high + room, unit=unit)
+
+
+def around_zero(values: Iterable[float], *, include: Sequence[float] = (), unit: str = "") -> Scale:
+    """A scale that contains zero; asinh where the largest value dwarfs the middle one more than twentyfold."""
+    finite = sorted(abs(value) for value in values if math.isfinite(value) and value != 0)
+    plain = linear([*values, 0.0], include=include, unit=unit)
+    if len(finite) < 3 or finite[-1] <= 20 * finite[len(finite) // 2]:
+        return plain
+    linear_until = 10.0 ** math.floor(math.log10(finite[len(finite) // 2]))
+    wide = [*values, *include, 0.0]
+    low, high = min(v for v in wide if math.isfinite(v)), max(v for v in wide if math.isfinite(v))
+    return Scale(min(low * 1.5, -linear_until), max(high * 1.5, linear_until), linear_until, unit)
