@@ -246,9 +246,9 @@ class RunSpec(Frozen):
 
     def canonical(self) -> dict[str, Any]:
         """The fields that can change a number, defaults left out, so that a new field does not change old keys."""
-        spec = self.model_dump(mode="json", exclude_defaults=True, exclude={"start_from"})
-        for name in ("limits", "keep_checkpoint", "checkpoint_every_s"):
-            spec.pop(name, None)
+        left_out = {"start_from": True, "limits": True, "keep_checkpoint": True, "checkpoint_every_s": True}
+        citations = {"precision": {"paper"}, "optimizer": {"paper"}}
+        spec = self.model_dump(mode="json", exclude_defaults=True, exclude=left_out | citations)
         if self.start_from is not None:
             spec["start_from"] = self.start_from.canonical()
         return spec

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from suite.execute.folder import FolderError, OutFolder
+from suite.execute.folder import OutFolder
 from suite.execute.resources import usable_cores
 
 DISTRIBUTION = "lowprec-suite"
@@ -97,7 +97,6 @@ def _machine(out: Path) -> Iterator[Check]:
 
 
 def _out_folder(out: Path) -> Iterator[Check]:
-    folder = OutFolder(out)
     existing = next(path for path in (out.resolve(), *out.resolve().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     advice = (
@@ -106,18 +105,11 @@ def _out_folder(out: Path) -> Iterator[Check]:
         else "a case may not fit; free some space or choose another folder with --out"
     )
     yield Check("disk", "note" if advice else "ok", f"{free / 2**30:.1f} GiB free at {existing}", advice)
-    try:
-        if out.exists():
-            folder.create()
-        elif not os.access(existing, os.W_OK):
-            raise FolderError(
-                f"{out} cannot be made: {existing} is not writable; choose another folder with --out"
-            )
-    except FolderError as error:
-        yield Check("out folder", "missing", str(out), str(error))
+    if existing.is_dir() and os.access(existing, os.W_OK):
+        yield Check("out folder", "ok", f"{out} can be written")
     else:
-        yield Check("out folder", "ok", f"{out} is writable")
-    yield _database(folder)
+        yield Check("out folder", "missing", f"{existing} cannot be written", "choose another with --out DIR")
+    yield _database(OutFolder(out))
 
 
 def _database(folder: OutFolder) -> Check:
