@@ -39,6 +39,8 @@ class Run:
     learning_rate: float = 0.0
     gradient_norm: float = float("nan")
     """Global norm before clipping, loss scale taken out."""
+    num_skipped_steps: int = 0
+    """Updates that loss scaling left out because a gradient was not finite."""
 
     def autocast(self) -> AbstractContextManager[None]:
         """The compute dtype of the run's matrix products."""

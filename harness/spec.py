@@ -248,7 +248,8 @@ class RunSpec(Frozen):
         """The fields that can change a number, defaults left out, so that a new field does not change old keys."""
         left_out = {"start_from": True, "limits": True, "keep_checkpoint": True, "checkpoint_every_s": True}
         citations = {"precision": {"paper"}, "optimizer": {"paper"}}
-        spec = self.model_dump(mode="json", exclude_defaults=True, exclude=left_out | citations)
+        dumped = self.model_dump(mode="json", exclude_defaults=True, exclude=left_out | citations)
+        spec = {name: value for name, value in dumped.items() if value != {}}  # nothing but a citation was set
         if self.start_from is not None:
             spec["start_from"] = self.start_from.canonical()
         return spec

@@ -39,7 +39,7 @@ def run(run_dir: Path) -> int:
         torch.set_num_threads(spec.threads)
         keep_freed_memory()
         checkpoints = run_dir.parents[2] / "checkpoints"
-        TASKS.load(spec.task)(spec, request, journal, checkpoints)
+        obsolete: list[Path] = TASKS.load(spec.task)(spec, request, journal, checkpoints)
     except Diverged as error:
         return _end(journal, "diverged", str(error))
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -49,7 +49,10 @@ def run(run_dir: Path) -> int:
         if _is_allocation_failure(error):
             return _end(journal, "oom", _first_line(error))
         return _end(journal, "crashed", f"{type(error).__name__}: {_first_line(error)}")
-    return _end(journal, "ok", "")
+    status = _end(journal, "ok", "")
+    for path in obsolete:
+        path.unlink(missing_ok=True)
+    return status
 
 
 def keep_freed_memory() -> None:

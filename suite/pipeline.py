@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.execute import Event, Message, Outcome, OutFolder, execute
+from suite.execute.folder import FileLock
 from suite.execute.select import select_runs
 
 if TYPE_CHECKING:
@@ -54,19 +55,28 @@ def answer(
     store = open_store(folder, on_event)
     if outcome.interrupted or not outcome.statuses:
         return Answer(outcome, [], None)
-    remember_plan(folder, plan)
-    if not report:
-        return Answer(outcome, _judge(plan, store), None)
+    # Two commands on one folder draw its site one after the other; the second finds it done.
+    with FileLock(out / "site.lock"):
+        remember_plan(folder, plan)
+        if not report:
+            return Answer(outcome, _judge(plan, store), None)
+        return Answer(outcome, *_show(folder, plan, store, on_event))
+
+
+def _show(
+    folder: OutFolder, plan: Plan, store: Store, on_event: Callable[[Event], None]
+) -> tuple[list[dict[str, Any]], Path]:
+    """Verdicts and site, made anew only where something that they depend on changed."""
     stamp = folder.site / ".stamp"
     done = _read_stamp(stamp)
     if done is not None and done["fingerprint"] == fingerprint(plan, store):
-        return Answer(outcome, done["verdicts"], folder.site / "index.html")
+        return done["verdicts"], folder.site / "index.html"
     from suite.report import build_site
 
     verdicts = _judge(plan, store)
-    site = build_site(out, store, known_plans(folder, store, on_event, plan), folder.site)
+    site = build_site(folder.root, store, known_plans(folder, store, on_event, plan), folder.site)
     stamp.write_text(json.dumps({"fingerprint": fingerprint(plan, store), "verdicts": verdicts}))
-    return Answer(outcome, verdicts, site)
+    return verdicts, site
 
 
 def open_store(folder: OutFolder, on_event: Callable[[Event], None]) -> Store:
@@ -87,10 +97,11 @@ def report(
     if not folder.database.exists():
         raise NoDatabase(f"there is no database {folder.database}; `suite run CASE` makes one")
     store = open_store(folder, on_event)
-    plans = known_plans(folder, store, on_event)
-    for plan in plans:
-        _judge(plan, store)
-    return build_site(out, store, plans, site or folder.site)
+    with FileLock(out / "site.lock"):
+        plans = known_plans(folder, store, on_event)
+        for plan in plans:
+            _judge(plan, store)
+        return build_site(out, store, plans, site or folder.site)
 
 
 def _judge(plan: Plan, store: Store) -> list[dict[str, Any]]:

@@ -27,10 +27,13 @@ from harness.spec import FFN, ModelSpec
 
 
 def power_of_two_inverse(amax: Tensor) -> Tensor:
-    """2^-floor(log2 amax), and 1 where amax is 0 or not finite: brings amax into [1, 2) without rounding."""
+    """2^-floor(log2 amax), and 1 where amax is 0 or not finite: brings amax into [1, 2) without rounding.
+
+    Never beyond 2^±60, so that products of two such factors stay finite; a channel that small has no effect.
+    """
     _, exponent = torch.frexp(amax)
     usable = (amax > 0) & torch.isfinite(amax)
-    return torch.where(usable, torch.exp2(1.0 - exponent.float()), 1.0)
+    return torch.where(usable, torch.exp2((1.0 - exponent.float()).clamp(-60, 60)), 1.0)
 
 
 class FeedForward(nn.Module):

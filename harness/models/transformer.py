@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from harness.models.ffn import FeedForward
 from harness.models.functions import RMSNorm as RMSNormFunction
+from harness.models.functions import Rotary
 from harness.precision.linear import Linear
 from harness.spec import ModelSpec
 
@@ -55,27 +56,20 @@ class Attention(nn.Module):
         batch, tokens, _ = x.shape
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv: Tensor = self.qkv(x).view(batch, tokens, heads + 2 * kv_heads, self.d_head)
-        qk, v = qkv.split((heads + kv_heads, kv_heads), dim=2)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = qk.split((heads, kv_heads), dim=2)
-            qk = torch.cat((self.query_norm(q), self.key_norm(k)), dim=2)
+            q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
+            qkv = torch.cat((self.query_norm(q), self.key_norm(k), v), dim=2)
         if rotation is not None:
-            qk = rotate(qk.float(), rotation)
+            q, k, v = Rotary.apply(qkv, rotation, heads, kv_heads)
+        else:
+            q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
         dtype = torch.float32 if x.device.type == "cpu" else v.dtype
-        q, k = qk.to(dtype).transpose(1, 2).split((heads, kv_heads), dim=1)
-        v = v.to(dtype).transpose(1, 2)
+        q, k, v = (part.to(dtype).transpose(1, 2) for part in (q, k, v))
         with torch.autocast(x.device.type, enabled=False):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
         out = out.transpose(1, 2).reshape(batch, tokens, heads * self.d_head).to(qkv.dtype)
         result: Tensor = self.output(out)
         return result
-
-
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """RoPE (Su et al. 2021): neighbouring pairs of `x` [batch, tokens, heads, d_head] turned by `rotation`
-    [tokens, 1, d_head / 2] (complex)."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * rotation).flatten(-2)
 
 
 class Block(nn.Module):

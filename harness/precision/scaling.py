@@ -11,6 +11,7 @@ the GEMM of two such tensors is the GEMM that FP8 hardware does; the scales mult
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,9 @@ from harness.spec import QuantizerSpec
 
 SCALE_ROUNDING = 2.0**-22
 """amax * (max / amax) may come out a unit in the last place above max: that element was not clipped."""
+
+NO_NOISE_DB = 300.0
+"""Stands for an infinite ratio, which neither charts nor averages take."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class CastStatistics:
     flushed_fraction: float
     """Non-zero elements that became zero."""
     sqnr_db: float
-    """10 log10(sum x^2 / sum (x - dequantised)^2)."""
+    """10 log10(sum x^2 / sum (x - dequantised)^2); NO_NOISE_DB where the cast was exact, NaN where it is undefined."""
 
 
 class Quantizer(nn.Module):
@@ -103,7 +107,7 @@ class Quantizer(nn.Module):
         x64 = x.double()
         noise = float((x64 - q.double() / scale.double()).square().sum())
         signal = float(x64.square().sum())
-        sqnr = 10.0 * float(torch.log10(torch.tensor(signal / noise))) if noise > 0 and signal > 0 else 300.0
+        sqnr = NO_NOISE_DB if noise == 0 else 10 * math.log10(signal / noise) if signal > 0 else math.nan
         return CastStatistics(
             amax=float(x.abs().max()) if x.numel() else 0.0,
             scale=float(scale),

@@ -18,10 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from harness.models.ffn import FeedForward
 from harness.precision.linear import QuantizedLinear, quantizers
+from harness.precision.scaling import NO_NOISE_DB
 from harness.probes.base import Probe
-
-NO_NOISE_DB = 300.0
-"""Stands for an infinite ratio, which neither charts nor averages take."""
 
 
 class Quantization(Probe):

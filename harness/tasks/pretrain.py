@@ -30,8 +30,11 @@ CALIBRATION_SEED = 977
 HIGH_LOSS_STEPS = 3
 
 
-def pretrain(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, checkpoints: Path) -> None:
-    """Train as `spec` says, writing to `journal`. Raises Diverged; memory errors pass through."""
+def pretrain(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, checkpoints: Path) -> list[Path]:
+    """Train as `spec` says, writing to `journal`. Raises Diverged; memory errors pass through.
+
+    Returns the files that may go once the run's end is recorded: its last resume point.
+    """
     started = time.perf_counter()
     run = _build(spec, request, journal, checkpoints)
     first = 1
@@ -46,14 +49,15 @@ def pretrain(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, che
             optimizer=run.optimizer,
             device=run.device,
             record=journal,
-            train_step=lambda step: training_step(run, step),
+            train_step=lambda step: _rehearse(run, step),
             validation_loss=lambda: validation_loss(run),
+            rare_tokens=run.batches.rare_count,
             first_step=first,
         )
     )
     probes.begin()
     journal.measure(0, {"setup_seconds": time.perf_counter() - started})
-    seconds = _train(run, probes, first)
+    seconds, resume_point = _train(run, probes, first, request.get("resume_checkpoint"))
     run.journal.measure(spec.num_steps, {"train_seconds": seconds})
     if spec.val_tokens:
         journal.measure(spec.num_steps, {"val_loss": validation_loss(run)})
@@ -61,6 +65,7 @@ def pretrain(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, che
     if spec.keep_checkpoint:
         sha256 = checkpoint.save_checkpoint(checkpoints, checkpoint.weights(run.model))
         journal.checkpoint(spec.num_steps, sha256, final=True)
+    return [checkpoint.checkpoint_path(checkpoints, resume_point)] if resume_point else []
 
 
 def _build(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, checkpoints: Path) -> Run:
@@ -138,12 +143,12 @@ def _calibrate_smooth(run: Run, inputs: torch.Tensor) -> None:
     run.model.end_step()
 
 
-def _train(run: Run, probes: ProbeSet, first: int) -> float:
-    """Steps `first` to the last; returns the seconds spent training."""
+def _train(run: Run, probes: ProbeSet, first: int, resumed_from: str | None) -> tuple[float, str | None]:
+    """Steps `first` to the last; returns the seconds spent training and the resume point that is still there."""
     spec, journal = run.spec, run.journal
     run.model.train()
     started = saved = time.monotonic()
-    last_checkpoint: str | None = None
+    last_checkpoint = resumed_from
     high = 0
     for step in range(first, spec.num_steps + 1):
         run.step = step
@@ -157,11 +162,8 @@ def _train(run: Run, probes: ProbeSet, first: int) -> float:
         if time.monotonic() - saved > spec.checkpoint_every_s and step < spec.num_steps:
             last_checkpoint = _save(run, last_checkpoint)
             saved = time.monotonic()
-    seconds = time.monotonic() - started
-    if last_checkpoint is not None:
-        checkpoint.checkpoint_path(run.checkpoints, last_checkpoint).unlink(missing_ok=True)
     journal.beat()
-    return seconds
+    return time.monotonic() - started, last_checkpoint
 
 
 def training_step(run: Run, step: int, probes: ProbeSet | None = None) -> None:
@@ -176,18 +178,32 @@ def training_step(run: Run, step: int, probes: ProbeSet | None = None) -> None:
     strike(spec.fault, step, loss)
     scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     scaler.unscale_(optimizer)
-    limit = spec.optimizer.clip_norm or math.inf
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     run.loss, run.gradient_norm = float(loss.detach()), float(norm)
     if probes is not None:
         probes.after_backward(step, run.gradient_norm)
+    if spec.optimizer.clip_norm:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), spec.optimizer.clip_norm, norm)
+    scale = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
+    run.num_skipped_steps += scaler.get_scale() < scale
     optimizer.zero_grad(set_to_none=True)
     end_step(model)
     model.end_step()
     if probes is not None:
         probes.after_step(step, StepValues(run.loss, run.learning_rate, run.gradient_norm))
+        if scaler.is_enabled():
+            run.journal.measure(step, {"loss_scale": scale, "num_skipped_steps": run.num_skipped_steps})
+
+
+def _rehearse(run: Run, step: int) -> None:
+    """A training step for a probe that puts model and optimizer back; here the loss scale is put back."""
+    scaling, num_skipped_steps = run.scaler.state_dict(), run.num_skipped_steps
+    training_step(run, step)
+    if scaling:
+        run.scaler.load_state_dict(scaling)
+    run.num_skipped_steps = num_skipped_steps
 
 
 @torch.no_grad()
@@ -202,7 +218,11 @@ def validation_loss(run: Run) -> float:
 
 def _save(run: Run, previous: str | None) -> str:
     """A resume point; the journal names it before the one it replaces is deleted."""
-    state = {"step": run.step, "scaler": run.scaler.state_dict()}
+    state = {
+        "step": run.step,
+        "scaler": run.scaler.state_dict(),
+        "num_skipped_steps": run.num_skipped_steps,
+    }
     sha256 = checkpoint.save_checkpoint(run.checkpoints, checkpoint.training_state(run.model, run.optimizer), state)
     run.journal.checkpoint(run.step, sha256)
     if previous is not None and previous != sha256:
@@ -215,6 +235,7 @@ def _resume(run: Run, sha256: str) -> int:
     checkpoint.load_training_state(run.model, run.optimizer, tensors)
     if state["scaler"]:
         run.scaler.load_state_dict(state["scaler"])
+    run.num_skipped_steps = int(state["num_skipped_steps"])
     step = int(state["step"])
     run.journal.note("resumed", step, f"from checkpoint {sha256[:16]} after step {step}")
     return step

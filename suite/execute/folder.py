@@ -1,4 +1,4 @@
-"""Where things lie below the folder given by `--out`, and the lock of each run's key."""
+"""Where things lie below the folder given by `--out`, and the locks in it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 
 class FolderError(Exception):
@@ -66,24 +67,26 @@ class OutFolder:
         return self.checkpoints / f"{sha256}.safetensors"
 
 
-class KeyLock:
-    """An advisory lock: whoever holds it runs that key, and it falls with the process that held it."""
+class FileLock:
+    """An advisory lock on a file; it falls with the process that holds it."""
 
-    def __init__(self, out: OutFolder, key: str) -> None:
-        self.path = out.journals / key / "lock"
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._fd: int | None = None
 
-    def acquire(self) -> bool:
-        """Take the lock if nobody else has it; True when it is ours."""
+    def acquire(self, *, wait: bool = False) -> bool:
+        """Take the lock; True when it is ours, at once or after others have given it back (`wait`)."""
         if self._fd is not None:
             return True
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException as error:
             os.close(fd)
-            return False
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
         self._fd = fd
         return True
 
@@ -93,10 +96,24 @@ class KeyLock:
             os.close(self._fd)
             self._fd = None
 
+    def __enter__(self) -> FileLock:
+        self.acquire(wait=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def key_lock(out: OutFolder, key: str) -> FileLock:
+    """The lock of a key: whoever holds it runs that key."""
+    return FileLock(out.journals / key / "lock")
+
 
 def is_locked(out: OutFolder, key: str) -> bool:
     """True while some process is running the key."""
-    lock = KeyLock(out, key)
+    lock = key_lock(out, key)
     if not lock.path.exists() or lock.acquire():
         lock.release()
         return False

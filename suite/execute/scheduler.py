@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from harness.launch import Exit, Launcher, Request, choose_mode, open_launcher
 from harness.launch.base import WORKER
 from suite.execute.events import Event, Finished, Message, Started
-from suite.execute.folder import KeyLock, OutFolder
+from suite.execute.folder import OutFolder, key_lock
 from suite.execute.interrupts import StopRequest
 from suite.execute.order import priorities
 from suite.execute.outcome import FINAL, Outcome, explain
@@ -117,7 +117,7 @@ class _Work:
         self._tell, self._jobs, self._retry, self._command, self._auto = tell, jobs, retry, command, auto
         cost = priorities(plan.runs)
         self._todo = sorted(plan.runs, key=lambda run: -cost[run.key])
-        self._locks = {run.key: KeyLock(out, run.key) for run in plan.runs}
+        self._locks = {run.key: key_lock(out, run.key) for run in plan.runs}
         self._running: dict[Path, _Running] = {}
         self._statuses: dict[str, str] = {}
         self._known: dict[str, RunRow] = {}

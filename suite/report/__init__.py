@@ -1,4 +1,4 @@
-"""The report: a static site over plans and stored results. Pure functions; templates and styles live in site/."""
+"""The report: a static site over plans and stored results. Templates and styles live in site/."""
 
 from suite.report.build import build_site
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +100,11 @@ def make_layout(plan: Plan) -> Layout:
             runs=tuple(groups[labels]),
             baseline=arms.get(target) if target != labels else None,
         )
-    ordered = tuple(arms[labels] for labels in groups)
+    panels = tuple(dict.fromkeys(arms[labels].panel for labels in groups))
     return Layout(
-        arms=ordered,
+        arms=tuple(sorted((arms[labels] for labels in groups), key=lambda arm: panels.index(arm.panel))),
         bases=tuple(run for run in plan.runs if run.role == "base"),
-        panels=tuple(dict.fromkeys(arm.panel for arm in ordered)),
+        panels=panels,
         seeds=tuple(sorted({run.spec.seed for run in runs})),
         compared_axes=compared,
         condition_axes=conditions,
@@ -112,15 +112,17 @@ def make_layout(plan: Plan) -> Layout:
     )
 
 
-def _varied_axes(runs: Iterable[PlannedRun]) -> tuple[str, ...]:
+def _varied_axes(runs: Sequence[PlannedRun]) -> tuple[str, ...]:
     """Axes other than the seed that take more than one value, in the order of the matrix."""
     values: dict[str, set[str]] = {}
-    count = 0
-    for count, run in enumerate(runs, start=1):
-        for axis, value in run.labels.items():
-            values.setdefault(axis, set()).add(_text(value))
-    everywhere = Counter(axis for run in runs for axis in run.labels)
-    return tuple(a for a, seen in values.items() if a != SEED and (len(seen) > 1 or everywhere[a] < count))
+    labels = [run.labels for run in runs]
+    for axis, value in (item for one in labels for item in one.items()):
+        values.setdefault(axis, set()).add(_text(value))
+    return tuple(
+        axis
+        for axis, seen in values.items()
+        if axis != SEED and (len(seen) > 1 or any(axis not in one for one in labels))
+    )
 
 
 def _reference(
@@ -128,14 +130,24 @@ def _reference(
 ) -> dict[str, Any]:
     """Per compared axis, the value that most claims compare with.
 
-    An axis that only `of` names is left open by `against`, so it is a condition and not compared.
+    An axis that claims hold equal on both sides more than twice as often as they vary it is a condition,
+    though a claim or two may look across it.
     """
+    equal: Counter[str] = Counter()
     votes: dict[str, Counter[str]] = {}
     for of, against in claims:
         for axis, value in against.items():
-            if axis in axes and of.get(axis, value) != value and not isinstance(value, list | tuple):
+            if axis not in axes or axis not in of or isinstance(value, list | tuple):
+                continue
+            if of[axis] == value:
+                equal[axis] += 1
+            else:
                 votes.setdefault(axis, Counter())[json.dumps(value)] += 1
-    return {axis: json.loads(votes[axis].most_common(1)[0][0]) for axis in axes if axis in votes}
+    return {
+        axis: json.loads(votes[axis].most_common(1)[0][0])
+        for axis in axes
+        if axis in votes and equal[axis] <= 2 * votes[axis].total()
+    }
 
 
 def _baseline_labels(labels: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import suite
 from results.records import METRICS
-
 from suite.paths import site_dir
 from suite.report import words
 from suite.report.case_page import CasePage, case_page, case_stem
@@ -56,7 +55,7 @@ class Site:
         return path
 
     def remove_old(self) -> None:
-        """Remove files that the last build wrote and this one did not; other files in the folder are left alone."""
+        """Remove files that the last build wrote and this one did not; no other file is touched."""
         for name in self._before - self.files:
             inside = not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
             if inside and (self.folder / name).is_file():

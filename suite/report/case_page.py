@@ -1,16 +1,17 @@
-"""One page for a case at one size: question, paper beside runs, verdicts, gaps, memory, health, outcomes, costs."""
+"""One page for a case at one size: paper beside runs, verdicts, gaps, health, memory, outcomes, costs."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from suite.report import costs, gaps, health, memory, outcomes, setting
 from suite.report.arms import Layout, make_layout
 from suite.report.claims import ClaimView, claim_view
+from suite.report.costs import Note
 from suite.report.downloads import json_text, runs_csv
 from suite.report.evidence import Evidence
 from suite.report.words import slug
@@ -41,7 +42,7 @@ class CasePage:
     health: health.Health
     outcomes: outcomes.Outcomes
     costs: costs.Costs
-    remarks: tuple[costs.Note, ...]
+    remarks: tuple[Note, ...]
     command: str
     downloads: Mapping[str, str]
     """File name -> content."""
@@ -65,7 +66,7 @@ def case_page(
     points = evidence.points(layout.keys, "loss")
     losses = gaps.final_losses(layout, evidence, points)
     keys = paper_keys(case)
-    claims = tuple(claim_view(row, f"cases/{stem}.html") for row in with_unjudged(plan, verdicts))
+    claims = _claims(with_unjudged(plan, verdicts), f"cases/{stem}.html")
     rows = [evidence.rows[key] for key in layout.keys if key in evidence.rows]
     rows_of_setting = setting.setting_rows(plan, evidence, papers)
     gap_view = gaps.gap_section(layout, evidence, points, losses)
@@ -102,7 +103,7 @@ def paper_keys(case: Case) -> tuple[str, ...]:
 
 
 def with_unjudged(plan: Plan, verdicts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The plan's claims in the case's order, each with its stored verdicts, or a `not run` row that says so."""
+    """The plan's claims in the case's order, each with its stored verdicts or a `not run` row."""
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for row in verdicts:
         if row["case_name"] == plan.case.name and row["size"] == plan.size:
@@ -120,6 +121,18 @@ def with_unjudged(plan: Plan, verdicts: Iterable[Mapping[str, Any]]) -> list[Map
         }
         result += rows.get(claim.id, [empty])
     return result
+
+
+def _claims(rows: Iterable[Mapping[str, Any]], page: str) -> tuple[ClaimView, ...]:
+    """Views with an anchor each: a claim judged on two machines is there twice."""
+    seen: Counter[str] = Counter()
+    views = []
+    for row in rows:
+        view = claim_view(row, page)
+        seen[view.anchor] += 1
+        count = seen[view.anchor]
+        views.append(view if count == 1 else replace(view, anchor=f"{view.anchor}.{count}"))
+    return tuple(views)
 
 
 def paragraphs(text: str) -> tuple[str, ...]:

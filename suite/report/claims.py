@@ -178,10 +178,9 @@ def _unit(measure: Measure | None) -> str:
 
 
 def _headline(claim: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """What the paper says; where no paper is quoted, why the claim is there, or its name in words."""
-    says = (claim.get("paper") or {}).get("says") or claim.get("why") or ""
-    text = str(says).strip() or str(row["claim_id"]).replace("-", " ")
-    return text[:1].upper() + text[1:]
+    """What the paper says; where no paper is quoted, the claim's name in words."""
+    text = str((claim.get("paper") or {}).get("says") or row["claim_id"].replace("-", " ")).strip()
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
 
 def _compared(claim: Mapping[str, Any]) -> str:

@@ -33,12 +33,12 @@ class SpeedRow:
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """One probe: how often it records, what a recording costs and what that adds to a step."""
+    """One probe: the period that was asked for, what a recording costs, and how many steps' time that is."""
 
     name: str
     every: str
     probe_ms: str
-    share: str
+    steps: str
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def cost_section(layout: Layout, evidence: Evidence) -> Costs:
     for arm in layout.arms:
         groups.setdefault(arm.treatment, []).append(arm)
     steps = {t: _median(points, "step_ms", _finished(arms, evidence)) for t, arms in groups.items()}
-    native, emulated = [], []
+    native: list[SpeedRow] = []
+    emulated: list[SpeedRow] = []
     for treatment, arms in groups.items():
         step_ms = steps[treatment]
         if step_ms is None:
@@ -110,17 +111,17 @@ def _probe_rows(layout: Layout, evidence: Evidence, points: Points) -> tuple[Pro
                 values = points.finite("probe_ms", run.key, scope)
                 if not values:
                     continue
-                cost, stride = statistics.fmean(values), int(run.spec.probes.get(scope, 0) or 1)
+                cost = statistics.fmean(values)
                 costs.setdefault(scope, []).append(cost)
-                every.setdefault(scope, set()).add(stride)
+                every.setdefault(scope, set()).add(run.spec.probes.get(scope, 0))
                 if steps:
-                    shares.setdefault(scope, []).append(cost / stride / statistics.median(steps))
+                    shares.setdefault(scope, []).append(cost / statistics.median(steps))
     return tuple(
         ProbeRow(
             name=name,
-            every="/".join(str(stride) for stride in sorted(every[name])),
+            every="/".join(str(period) for period in sorted(every[name]) if period) or NOTHING,
             probe_ms=number(statistics.median(costs[name])),
-            share=f"{100 * statistics.median(shares[name]):.1f}%" if name in shares else NOTHING,
+            steps=f"{number(statistics.median(shares[name]), 2)}×" if name in shares else NOTHING,
         )
         for name in sorted(costs)
     )
@@ -138,11 +139,11 @@ def note_section(evidence: Evidence, keys: Iterable[str]) -> tuple[Note, ...]:
 
 
 def value_text(value: Any) -> str:
-    """A noted value in a few words; structures as JSON."""
+    """A stored value as it was written; structures as JSON."""
     if value is None:
         return "not known"
-    if isinstance(value, float):
-        return number(value, 4)
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, dict | list):
         return json.dumps(value, sort_keys=True)
     return str(value)

@@ -39,9 +39,17 @@ def json_text(value: Any) -> str:
     return json.dumps(clean(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def compact_json(value: Any) -> str:
+    """JSON on one line. Values are cleaned only where they need it: bulk data rarely does."""
+    try:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError):
+        return json.dumps(clean(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def json_script(value: Any) -> Markup:
     """Compact JSON that cannot end the script element that holds it."""
-    text = json.dumps(clean(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = compact_json(value)
     for character, escape in (
         ("<", "\\u003c"),
         (">", "\\u003e"),
@@ -67,7 +75,7 @@ def run_json(row: RunRow, environment: Mapping[str, Any], points: Points) -> str
     measured = {name: scopes for name in METRICS if (scopes := points.scopes(name, row.key))}
     head = json_text({"run": asdict(row), "environment": environment})
     # Measurements are kept on one line: indented, a curve would take a line for each number.
-    body = json.dumps(clean(measured), separators=(",", ":"), allow_nan=False)
+    body = compact_json(measured)
     return head.rstrip()[:-1].rstrip() + ',\n "measurements": ' + body + "\n}\n"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from suite.report.series import Curve
 
@@ -38,15 +38,15 @@ class Points:
             (scope, step, value) for scope, curve in self.scopes(metric, key).items() for step, value in curve
         ]
 
-    def over_scopes(self, metric: str, key: str, reduce: str) -> list[tuple[int, float]]:
-        """At each step the mean, largest or smallest (`reduce`: mean, max, min) of all finite scopes."""
+    def over_scopes(self, metric: str, key: str, reduce: Literal["max", "min"]) -> list[tuple[int, float]]:
+        """At each step the largest or smallest of all finite scopes."""
         steps: dict[int, list[float]] = {}
         for curve in self.scopes(metric, key).values():
             for step, value in curve:
                 if math.isfinite(value):
                     steps.setdefault(step, []).append(value)
-        combine = {"mean": lambda values: math.fsum(values) / len(values), "max": max, "min": min}[reduce]
-        return [(step, combine(steps[step])) for step in sorted(steps)]
+        extreme = max if reduce == "max" else min
+        return [(step, extreme(steps[step])) for step in sorted(steps)]
 
     def finite(self, metric: str, key: str, scope: str) -> list[float]:
         """All finite values of one scope."""

@@ -26,7 +26,7 @@ from suite.report.words import effect_text, interval_text, join, slug
 
 GAP_MEASURE = "final_loss_gap"
 GAP_WINDOWS = 40
-"""The gap over steps is shown as means of at most this many windows, so that a trend stands out of the noise."""
+"""The gap over steps is shown as means of at most this many windows: a trend stands out of the noise."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Gaps:
 
 
 def final_losses(layout: Layout, evidence: Evidence, points: Points) -> dict[str, float]:
-    """Key -> final training loss as the judge reckons it; infinite where diverged, absent where there is none."""
+    """Key -> final training loss as the judge reckons it; infinite where diverged, absent where none is."""
     measure = find_measure(GAP_MEASURE)
     values = {}
     for arm in layout.arms:
@@ -76,7 +76,7 @@ def gap_section(layout: Layout, evidence: Evidence, points: Points, losses: Mapp
     scale = _gap_scale(list(gaps.values()))
     note = ""
     if scale.linear_until is not None:
-        note = f"The axis is linear within ±{scale.linear_until:g} and logarithmic beyond, on both sides of zero."
+        note = f"The axis is linear within ±{scale.linear_until:g} and logarithmic beyond."
     return Gaps(
         meaning=find_measure(GAP_MEASURE).statistic.meaning,
         baseline=_baseline_name(compared),
@@ -159,7 +159,7 @@ def _remark(arm: Arm, gaps: Mapping[int, float], evidence: Evidence) -> str:
 def _arm_series(
     arm: Arm, curve_of: Callable[[int, str], Curve], evidence: Evidence, limit: int, show_band: bool
 ) -> tuple[list[Series], list[Series]]:
-    """The mean of an arm's seeds, and its diverged seeds one by one: averaged in, one of them would be all one sees."""
+    """The mean of an arm's seeds, and its diverged seeds apart: averaged in, one would be all one sees."""
     together: list[Curve] = []
     apart = []
     for seed, run in arm.by_seed.items():
@@ -197,8 +197,8 @@ def _gap_charts(layout: Layout, evidence: Evidence, points: Points) -> tuple[Cha
             series += whole + apart
             shown += [v for s in whole for v in (*s.band.mean, *s.band.low, *s.band.high) if v is not None]
         if series:
-            caption = f"Gap to {_baseline_name(arms)} of the same seed and step.{_early_ends(arms, evidence, points)}"
-            panels.append((panel, caption, series))
+            caption = f"Gap to {_baseline_name(arms)} of the same seed and step."
+            panels.append((panel, caption + _early_ends(arms, evidence, points), series))
     scale = around_zero(shown)
     return tuple(
         line_chart(
@@ -225,11 +225,11 @@ def _gap_curve(arm: Arm, points: Points) -> Callable[[int, str], Curve]:
 
 
 def _loss_charts(layout: Layout, evidence: Evidence, points: Points) -> tuple[Chart, ...]:
-    panels = []
-    shown: list[float] = []
+    charts = []
     for panel in layout.panels:
         arms = layout.in_panel(panel)
         series: list[Series] = []
+        shown: list[float] = []
         for arm in arms:
             whole, apart = _arm_series(
                 arm,
@@ -241,21 +241,16 @@ def _loss_charts(layout: Layout, evidence: Evidence, points: Points) -> tuple[Ch
             series += whole + apart
             shown += [v for s in whole for v in s.band.mean if v is not None]
         if series:
-            panels.append(
-                (panel, f"Training loss, mean of the seeds.{_early_ends(arms, evidence, points)}", series)
+            chart = line_chart(
+                f"loss-{slug(panel) if panel else 'all'}",
+                panel or "All arms",
+                series,
+                y_label="loss, nats/token",
+                caption=f"Training loss, mean of the seeds.{_early_ends(arms, evidence, points)}",
+                y=bulk(shown),
             )
-    scale = bulk(shown)
-    return tuple(
-        line_chart(
-            f"loss-{slug(panel) if panel else 'all'}",
-            panel or "All arms",
-            series,
-            y_label="loss, nats/token",
-            caption=caption,
-            y=scale,
-        )
-        for panel, caption, series in panels
-    )
+            charts.append(chart)
+    return tuple(charts)
 
 
 def _baseline_name(arms: Sequence[Arm]) -> str:

@@ -1,7 +1,7 @@
-"""Line charts over steps: a drawing complete in itself, the numbers behind it as a table, and data for zooming.
+"""Line charts over steps: a drawing complete in itself, its numbers as a table, and data for zooming.
 
-`site/static/charts.js` replaces the drawing by a zoomable one where scripts run; both use the same classes, the same
-colours and the same ends of the axes.
+`site/static/charts.js` replaces the drawing by a zoomable one where scripts run; both use the same colours
+and the same ends of the axes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from suite.report.look import Look
 from suite.report.scale import Scale, linear
 from suite.report.series import Band
 from suite.report.svg import marker_at, percent, swatch
-from suite.report.words import number, plural
+from suite.report.words import number
 
 HEIGHT = 230
-SVG_POINTS = 120
-"""Points of a drawn line: about one for every three pixels."""
+SVG_POINTS = 90
+"""Points of a drawn line: about one for every three or four pixels."""
 MAX_POINTS = 2000
 """Points of a zoomable line at most."""
 MAX_NUMBERS = 24_000
@@ -78,11 +78,7 @@ def line_chart(
 ) -> Chart:
     """A chart of `series` over steps. `reference` is drawn as a line across (the baseline of a gap)."""
     values = [
-        value
-        for s in series
-        for line in (s.band.mean, s.band.low, s.band.high)
-        for value in line
-        if _ok(value)
+        v for s in series for line in (s.band.mean, s.band.low, s.band.high) for v in line if v is not None
     ]
     y = y or bulk(values)
     steps = [step for s in series for step in (s.band.steps[:1] + s.band.steps[-1:])]
@@ -164,7 +160,7 @@ def _sampled(steps: Sequence[int]) -> list[int]:
 
 
 def _coordinates(s: Series, line: Sequence[float | None], x: Scale, y: Scale) -> list[tuple[str, bool]]:
-    """`"x,y"` with whether a point exists; values beyond the axis are kept a little outside so the line leaves."""
+    """`x y` with whether a point exists; values beyond the axis stay a little outside, so the line leaves."""
     result = []
     for index in _sampled(s.band.steps):
         value = line[index]
@@ -260,6 +256,6 @@ def _summary(title: str, series: Sequence[Series], unit: str) -> str:
     if len(ends) == 1:
         return f"{title}: {unit} over steps; {low[0]} ends at {number(low[1])}."
     return (
-        f"{title}: {unit} over steps for {plural(len(ends), 'series', 'series')}; at the end lowest is {low[0]} "
-        f"at {number(low[1])}, highest {high[0]} at {number(high[1])}."
+        f"{title}: {unit} over steps for {len(ends)} series; at the end lowest is {low[0]} at "
+        f"{number(low[1])}, highest {high[0]} at {number(high[1])}."
     )

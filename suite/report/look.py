@@ -1,8 +1,8 @@
 """Colour, dash and marker of a label: the same label looks the same on every page, and never by colour alone.
 
-The preferred colour is a hash of the label's text, so a new arm does not repaint the old ones; two labels of one page
-that fall on the same colour are told apart by moving the later one (in name order) to the next free colour. Slot 0
-is ink, kept for what the others are compared with.
+The preferred colour is a hash of the label's text, so a new arm does not repaint the old ones; of two labels
+that fall on the same colour the later (in name order) moves to the next free one. Slot 0 is ink, kept for
+what the others are compared with.
 """
 
 from __future__ import annotations
@@ -52,21 +52,20 @@ def looks(
 ) -> dict[tuple[str, ...], Look]:
     """Arm (its values along the compared axes) -> Look: colour from the first axis, dash from the rest.
 
-    `reference` holds, per axis, the value the others are compared with (None where there is none): it gets ink and
-    a full line. An arm of one axis takes its dash from its colour's turn instead, so that dash still helps.
+    `reference` holds, per axis, the value the others are compared with (None where there is none): it gets
+    ink and a full line. An arm of one axis takes its dash from its colour's turn, so that dash still helps.
     """
     arms = sorted(set(arms))
+    main, *others = reference or (None,)
     firsts = [arm[0] if arm else "" for arm in arms]
-    rests = [arm[1:] for arm in arms]
-    main = reference[0] if reference else None
+    # An axis that an arm does not set counts as the reference's value.
+    rests = [tuple("" if v == ref else v for v, ref in zip(arm[1:], others, strict=False)) for arm in arms]
     colors = slots((first for first in firsts if first != main), NUM_COLORS)
-    plain = tuple(reference[1:])
-    others = sorted({rest for rest in rests if rest != plain})
-    dashes = {rest: 1 + position % (len(DASHES) - 1) for position, rest in enumerate(others)}
+    unlike = sorted({rest for rest in rests if any(rest)})
+    dashes = {rest: 1 + position % (len(DASHES) - 1) for position, rest in enumerate(unlike)}
     result = {}
     for arm, first, rest in zip(arms, firsts, rests, strict=True):
         color = REFERENCE if first == main else 1 + colors[first]
-        dash = dashes.get(rest, 0) if any(rests) else (0 if color == REFERENCE else color % len(DASHES))
-        marker = MARKERS[dash] if any(rests) else MARKERS[color % len(MARKERS)]
-        result[arm] = Look(color, DASHES[dash], marker)
+        turn = dashes.get(rest, 0) if unlike else color % len(DASHES)
+        result[arm] = Look(color, DASHES[turn], MARKERS[turn])
     return result

@@ -54,7 +54,7 @@ def memory_section(layout: Layout, evidence: Evidence) -> Memory:
     if not peaks:
         return Memory(CATEGORIES, (), False, "")
     top = max(max(a.get(TOTAL, 0.0), sum(a.get(c, 0.0) for c in CATEGORIES)) for a in peaks.values())
-    merged = f"Largest of all seeds{' and ' + join(layout.condition_axes) if layout.condition_axes else ''}."
+    merged = f"Largest over {join(['seeds', *(axis.replace('_', ' ') for axis in layout.condition_axes)])}."
     return Memory(
         CATEGORIES,
         tuple(_row(arm, amounts, top) for arm, amounts in peaks.items()),
@@ -67,7 +67,8 @@ def _row(arm: Arm, amounts: Mapping[str, float], top: float) -> MemoryRow:
     shown = [(name, amounts.get(name, 0.0)) for name in CATEGORIES]
     total = amounts.get(TOTAL, 0.0)
     largest = max(shown, key=lambda part: part[1])
-    label = f"{arm.name}: peak {byte_text(total or sum(a for _, a in shown))}, most of it {largest[0]} ({byte_text(largest[1])})"
+    peak = byte_text(total or sum(amount for _, amount in shown))
+    label = f"{arm.name}: peak {peak}, most of it {largest[0]} ({byte_text(largest[1])})"
     return MemoryRow(
         name=arm.name,
         swatch=swatch(arm.look),

@@ -16,7 +16,7 @@ from suite.report.evidence import Evidence, Points
 from suite.report.health import scope_series
 from suite.report.lines import MAX_POINTS, Chart, Series, line_chart
 from suite.report.look import Look
-from suite.report.series import Band, thin
+from suite.report.series import Band, Curve, thin
 from suite.report.words import (
     NOTHING,
     STATUSES,
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 _CURVES = ("loss", "val_loss", "learning_rate", "gradient_norm", "loss_scale")
 _SCOPED_CURVES = ("ffn_output_sqnr_db", "alignment_cosine_max", "activation_peak_over_rms")
 _INK = Look(0, "", "circle")
-_SPEED = ("tokens_per_s", "mfu", "model_flops_per_s", "train_seconds")
+_RATES = ("tokens_per_s", "mfu", "model_flops_per_s", "train_seconds")
+"""Of an emulated run these would pass for the format's speed."""
+_BY_SCOPE = ("peak_bytes", "live_bytes", "probe_ms")
+"""Metrics whose scopes are unlike things, so that a mean over them says nothing."""
 
 
 @dataclass(frozen=True)
@@ -204,25 +207,36 @@ def _line(steps: list[int], values: list[float]) -> Band:
 
 
 def _readings(row: RunRow, points: Points) -> tuple[tuple[Reading, ...], tuple[Reading, ...]]:
-    """Every recorded metric in a line; of emulated runs the times stand apart, and rates of speed are left out."""
-    results, cost = [], []
+    """Every recorded metric in a line; times of emulated runs stand apart, their rates are left out."""
+    results: list[Reading] = []
+    cost: list[Reading] = []
     emulated = row.fidelity != "native"
     for name, info in METRICS.items():
-        triples = [t for t in points.triples(name, row.key) if math.isfinite(t[2])]
-        if not triples or (emulated and name in _SPEED):
+        if emulated and name in _RATES:
             continue
-        last = max(step for _, step, _ in triples)
-        ends = [value for _, step, value in triples if step == last]
-        values = [value for _, _, value in triples]
-        show = byte_text if info.unit == "bytes" else number
-        scopes = len(points.scopes(name, row.key))
-        reading = Reading(
-            metric=name,
-            unit="" if info.unit in ("1", "bytes") else info.unit,
-            meaning=info.meaning + (f" (mean over {scopes} scopes)" if scopes > 1 else ""),
-            num_points=len(triples),
-            last=show(math.fsum(ends) / len(ends)),
-            mean=show(math.fsum(values) / len(values)),
-        )
-        (cost if emulated and info.kind == "speed" else results).append(reading)
+        apart = cost if emulated and info.kind == "speed" else results
+        scopes = points.scopes(name, row.key)
+        if name in _BY_SCOPE:
+            apart += [r for scope in sorted(scopes) if (r := _reading(name, {scope: scopes[scope]}, scope))]
+        elif reading := _reading(name, scopes, ""):
+            apart.append(reading)
     return tuple(results), tuple(cost)
+
+
+def _reading(metric: str, scopes: Mapping[str, Curve], scope: str) -> Reading | None:
+    """Last and mean value over all of `scopes`; None where nothing finite was recorded."""
+    info = METRICS[metric]
+    triples = [(step, value) for curve in scopes.values() for step, value in curve if math.isfinite(value)]
+    if not triples:
+        return None
+    last = max(step for step, _ in triples)
+    ends = [value for step, value in triples if step == last]
+    show = byte_text if info.unit == "bytes" else number
+    return Reading(
+        metric=f"{metric}[{scope}]" if scope else metric,
+        unit="" if info.unit in ("1", "bytes") else info.unit,
+        meaning=info.meaning + (f" (mean over {len(scopes)} scopes)" if len(scopes) > 1 else ""),
+        num_points=len(triples),
+        last=show(math.fsum(ends) / len(ends)),
+        mean=show(math.fsum(value for _, value in triples) / len(triples)),
+    )

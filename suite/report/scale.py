@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from suite.report.words import byte_text, count_text, number
@@ -11,9 +11,10 @@ from suite.report.words import byte_text, count_text, number
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps `low`..`high` to 0..1: linear, or asinh(value / linear_until), which is logarithmic on both sides of zero.
+    """Maps `low`..`high` to 0..1: linear, or asinh(value / linear_until).
 
-    The asinh form shows an arm that broke and arms that differ in the third decimal on one axis.
+    The asinh form is logarithmic on both sides of zero: it shows an arm that broke and arms that differ in
+    the third decimal on one axis.
     """
 
     low: float
@@ -74,26 +75,23 @@ def nice_step(raw: float) -> float:
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= raw * 0.999)
 
 
-def linear(
-    values: Iterable[float], *, include: Sequence[float] = (), pad: float = 0.05, unit: str = ""
-) -> Scale:
-    """A linear scale around the finite ones of `values` and `include`."""
-    finite = [value for value in (*values, *include) if math.isfinite(value)]
+def linear(values: Iterable[float], pad: float = 0.05) -> Scale:
+    """A linear scale around the finite `values`, with `pad` times their range as room at each end."""
+    finite = [value for value in values if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if low == high:
         low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
     room = (high - low) * pad
     floor = 0.0 if low >= 0 and low - room < 0 else low - room
-    return Scale(floor, high + room, unit=unit)
+    return Scale(floor, high + room)
 
 
-def around_zero(values: Iterable[float], *, include: Sequence[float] = (), unit: str = "") -> Scale:
-    """A scale that contains zero; asinh where the largest value dwarfs the middle one more than twentyfold."""
-    finite = sorted(abs(value) for value in values if math.isfinite(value) and value != 0)
-    plain = linear([*values, 0.0], include=include, unit=unit)
-    if len(finite) < 3 or finite[-1] <= 20 * finite[len(finite) // 2]:
-        return plain
-    linear_until = 10.0 ** math.floor(math.log10(finite[len(finite) // 2]))
-    wide = [*values, *include, 0.0]
-    low, high = min(v for v in wide if math.isfinite(v)), max(v for v in wide if math.isfinite(v))
-    return Scale(min(low * 1.5, -linear_until), max(high * 1.5, linear_until), linear_until, unit)
+def around_zero(values: Iterable[float]) -> Scale:
+    """A scale that contains zero; asinh where the largest value is over twenty times the middle one."""
+    finite = [value for value in values if math.isfinite(value)]
+    sizes = sorted(abs(value) for value in finite if value != 0)
+    if len(sizes) < 3 or sizes[-1] <= 20 * sizes[len(sizes) // 2]:
+        return linear([*finite, 0.0])
+    linear_until = 10.0 ** math.floor(math.log10(sizes[len(sizes) // 2]))
+    low, high = min(finite), max(finite)
+    return Scale(min(low * 1.5, -linear_until), max(high * 1.5, linear_until), linear_until)

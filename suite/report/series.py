@@ -52,7 +52,7 @@ def differences(of: Curve, against: Curve) -> list[tuple[int, float]]:
 
 
 def band(curves: Sequence[Curve], limit: int) -> Band:
-    """Mean, lowest and highest of several seeds' curves at each step that any of them has, thinned to `limit` points.
+    """Mean, lowest and highest of several seeds' curves at each step, thinned to `limit` points.
 
     Each seed is thinned before seeds are joined, so the band is that of window means, not of single batches.
     """

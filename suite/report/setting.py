@@ -1,4 +1,4 @@
-"""What the paper did beside what was done here: the conditions that must be known before a gap means anything."""
+"""What the paper did beside what was done here: without the conditions a gap means nothing."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _fact_view(fact: Fact) -> FactView:
 def setting_rows(plan: Plan, evidence: Evidence, papers: Mapping[str, Paper]) -> tuple[Row, ...]:
     """The paper's conditions beside the facts of the runs.
 
-    Conditions are those that the case's claims quote; where they quote none for an aspect, those of the main paper's
-    statements.
+    Conditions are those that the case's claims quote; where they quote none for an aspect, those of the main
+    paper's statements.
     """
     ours = _here(plan, evidence)
     theirs = _merged(claim.paper.conditions for claim in plan.case.claims if claim.paper)
@@ -93,7 +93,10 @@ def setting_rows(plan: Plan, evidence: Evidence, papers: Mapping[str, Paper]) ->
         if aspect in ours:
             theirs.setdefault(aspect, texts)
     order = [*ours, *(aspect for aspect in theirs if aspect not in ours)]
-    return tuple(Row(aspect, _names(theirs.get(aspect, [])), ours.get(aspect, "")) for aspect in order)
+    return tuple(
+        Row(aspect.replace("_", " "), _names(theirs.get(aspect, [])), ours.get(aspect, ""))
+        for aspect in order
+    )
 
 
 def _merged(conditions: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -1,7 +1,8 @@
-"""Small inline drawings: marks, interval strips and stacked bars. No width is fixed: positions across are per cent.
+"""Small inline drawings: marks, interval strips and stacked bars.
 
-An SVG that stretches with its column while its text and its dots stay the size the style sheet gives them prints,
-zooms and greps like the rest of the page. Every function returns safe markup; text goes in through `Markup.format`, which escapes it.
+No width is fixed: positions across are per cent, so a drawing stretches with its column while its text and
+its dots keep their size. Every function returns safe markup; text goes in through `Markup.format`, which
+escapes it.
 """
 
 from __future__ import annotations
@@ -19,22 +20,26 @@ STRIP_HEIGHT = 26
 
 _SHAPES = {
     "tick": '<circle cx="8" cy="8" r="7" class="fill"/><path d="M4.4 8.2l2.5 2.6 4.8-5.4" class="cut"/>',
-    "half": '<circle cx="8" cy="8" r="6.2" class="line"/><path d="M8 1.8a6.2 6.2 0 0 0 0 12.4z" class="fill"/>',
+    "half": '<circle cx="8" cy="8" r="6.2" class="line"/>'
+    '<path d="M8 1.8a6.2 6.2 0 0 0 0 12.4z" class="fill"/>',
     "cross": '<rect x="1.6" y="1.6" width="12.8" height="12.8" rx="2" class="fill"/>'
     '<path d="M5 5l6 6M11 5l-6 6" class="cut"/>',
     "ring": '<circle cx="8" cy="8" r="6.2" class="line" stroke-dasharray="3 2"/>',
-    "unequal": '<path d="M8 1.2L15 14H1z" class="line"/><path d="M5.6 9.2h4.8M5.6 11.6h4.8M10 7.6l-4 5.4" class="thin"/>',
+    "unequal": '<path d="M8 1.2L15 14H1z" class="line"/>'
+    '<path d="M5.6 9.2h4.8M5.6 11.6h4.8M10 7.6l-4 5.4" class="thin"/>',
     "dash": '<path d="M3 8h10" class="line"/>',
     "dot": '<circle cx="8" cy="8" r="5" class="fill"/>',
     "up": '<path d="M8 1.6L15 14.2H1z" class="fill"/><path d="M8 5.8v4M8 11.4v1.2" class="cut"/>',
-    "pause": '<rect x="2" y="2" width="12" height="12" rx="2" class="fill"/><path d="M6 5v6M10 5v6" class="cut"/>',
+    "pause": '<rect x="2" y="2" width="12" height="12" rx="2" class="fill"/>'
+    '<path d="M6 5v6M10 5v6" class="cut"/>',
     "clock": '<circle cx="8" cy="8" r="6.2" class="line"/><path d="M8 4.4V8l2.6 1.8" class="thin"/>',
     "bang": '<path d="M8 .8L15.2 8 8 15.2.8 8z" class="fill"/><path d="M8 4.4v4.2M8 10.6v1" class="cut"/>',
     "native": '<rect x="2.5" y="2.5" width="11" height="11" class="fill"/>',
     "emulated": '<rect x="2.5" y="2.5" width="11" height="11" class="line" stroke-dasharray="3 2"/>'
     '<rect x="6" y="6" width="4" height="4" class="fill"/>',
     "simulated": '<rect x="2.5" y="2.5" width="11" height="11" class="line" stroke-dasharray="1.5 2"/>',
-    "predicted": '<path d="M2.5 13.5v-11M2.5 13.5h11" class="thin"/><path d="M4 11c3 0 4-2 9-8" class="line"/>',
+    "predicted": '<path d="M2.5 13.5v-11M2.5 13.5h11" class="thin"/>'
+    '<path d="M4 11c3 0 4-2 9-8" class="line"/>',
 }
 
 _MARKERS = {
@@ -57,8 +62,8 @@ def mark(shape: str) -> Markup:
 def swatch(look: Look) -> Markup:
     """A legend's sample of a line with its dash and marker."""
     return Markup(
-        '<svg class="swatch" width="34" height="12" aria-hidden="true"><line x1="1" x2="33" y1="6" y2="6" '
-        'class="s{0} series" stroke-dasharray="{1}"/><path d="{2}" transform="translate(17 6)" class="s{0} dot"/></svg>'
+        '<svg class="swatch s{0}" aria-hidden="true">'
+        '<path d="M1 6h32" class="series" stroke-dasharray="{1}"/><path d="{2}" class="dot"/></svg>'
     ).format(look.color, look.dash, Markup(_MARKERS[look.marker]))
 
 
@@ -69,7 +74,7 @@ def percent(position: float) -> str:
 
 
 def marker_at(x: str, y: float, look: Look) -> Markup:
-    """A marker at a percentage across and a pixel down; a nested drawing keeps its shape from being stretched."""
+    """A marker at a percentage across and a pixel down, in a nested drawing that nothing stretches."""
     return Markup('<svg x="{}" y="{:.1f}" class="at"><path d="{}" class="s{} dot"/></svg>').format(
         x, y, Markup(_MARKERS[look.marker]), look.color
     )
@@ -89,8 +94,8 @@ def interval_strip(
 ) -> Markup:
     """One effect on an axis: shaded where the rule is met, a bar for the interval, a small dot for each seed.
 
-    `reference` is the value of "no difference". An end of the interval beyond the axis gets an arrow head. An effect
-    of ±inf (diverged) is drawn as an arrow at the edge. Without an effect only the axis and the rule are drawn.
+    `reference` is the value of "no difference". An end of the interval beyond the axis gets an arrow head. An
+    effect of ±inf (diverged) is an arrow at the edge. Without an effect only the axis and the rule are drawn.
     """
     middle = STRIP_HEIGHT / 2
     parts: list[Markup] = []
@@ -149,15 +154,22 @@ def strip_sentence(effect: float | None, low: float | None, high: float | None, 
 
 
 def axis_strip(scale: Scale, count: int = 4) -> Markup:
-    """Ticks of the axis that a column of strips shares."""
+    """Ticks of the axis that a column of strips shares; narrow screens leave out the `minor` ones."""
     parts = []
+    spared = scale.ticks(max(2, count // 2))
     for value in scale.ticks(count):
         position = scale.at(value)
         anchor = "start" if position < 0.06 else "end" if position > 0.94 else "middle"
         parts.append(
             Markup(
-                '<line x1="{0}" x2="{0}" y1="0" y2="4" class="tick"/><text x="{0}" y="16" text-anchor="{1}">{2}</text>'
-            ).format(percent(position), anchor, scale.text(value))
+                '<g{3}><line x1="{0}" x2="{0}" y1="0" y2="4" class="tick"/>'
+                '<text x="{0}" y="16" text-anchor="{1}">{2}</text></g>'
+            ).format(
+                percent(position),
+                anchor,
+                scale.text(value),
+                Markup("") if value in spared else Markup(' class="minor"'),
+            )
         )
     return Markup('<svg class="strip axis" height="20" aria-hidden="true">{}</svg>').format(
         Markup("").join(parts)

@@ -1,4 +1,4 @@
-"""How the report writes numbers, moments, rules and outcomes: one place, so that every page says it the same way."""
+"""How the report writes numbers, moments, rules and outcomes, so that every page says it the same way."""
 
 from __future__ import annotations
 
@@ -165,6 +165,9 @@ def labels_text(labels: Mapping[str, Any], separator: str = " · ") -> str:
     """The values of a selection, each with its axis where the value alone would not say which."""
     parts = []
     for axis, value in labels.items():
+        if axis == "start_from" and value is None:
+            parts.append("from scratch")
+            continue
         values = value if isinstance(value, list | tuple) else [value]
         text = "/".join("none" if item is None else str(item) for item in values)
         bare = isinstance(values[0], str) and values[0] not in ("none", "") if values else False

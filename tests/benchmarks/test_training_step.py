@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 BATCH_SIZE, SEQ_LEN = 8, 256
 MODELS = Path(__file__).parents[2] / "cases" / "models.yaml"
 PRECISIONS = {"fp32": PrecisionSpec(name="fp32"), "bf16": PrecisionSpec(name="bf16", compute="bf16")}
-ROUNDS = {"llama-1m": 7, "llama-15m": 3}
+ROUNDS = {"llama-1m": 6, "llama-15m": 3}
 
 
 def shape(name: str) -> ModelSpec:
@@ -94,7 +94,7 @@ def test_against_nano_gpt(benchmark: Any, name: str, precision: str) -> None:
     first = ours(), theirs()
     note(benchmark, *alternate(ours, theirs, ROUNDS[name]))
     if name == "llama-1m" and sys.platform == "linux":
-        benchmark.extra_info["speed_ratio_as_run"] = round(ratio_as_run(ours, theirs, ROUNDS[name]), 3)
+        benchmark.extra_info["speed_ratio_as_run"] = round(ratio_as_run(ours, theirs, rounds=4), 3)
     last = benchmark.pedantic(ours, rounds=1), theirs()
     assert last[0] < first[0] - 0.3
     assert last[1] < first[1] - 0.3  # both learn: the comparison is of real steps

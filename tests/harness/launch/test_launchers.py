@@ -163,8 +163,8 @@ def test_zygote_killed_while_loading(make_run_dir: MakeRunDir) -> None:
     """Somebody's kill is no proof that the worker cannot be loaded."""
     launcher = ForkLauncher("fake_worker")
     launcher.start(Request(make_run_dir("early", do="hang")))
-    (zygote,) = processes_with(f"--parent {os.getpid()} ")
-    os.kill(zygote, signal.SIGKILL)
+    wait_for(lambda: len(processes_with(f"--parent {os.getpid()} ")) == 1, "the zygote")
+    os.kill(processes_with(f"--parent {os.getpid()} ")[0], signal.SIGKILL)
     exit = collect(launcher, 1)["early"]
     assert exit.code is None and "killed by signal 9" in exit.reason
     launcher.start(Request(make_run_dir("after")))

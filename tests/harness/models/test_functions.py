@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from harness.models.functions import RMSNorm, SwiGLU
+from harness.models.functions import RMSNorm, Rotary, SwiGLU
 
 EPS = 1e-5
 
@@ -54,6 +53,48 @@ def test_rmsnorm_of_a_small_row_feels_eps() -> None:
         assert torch.allclose(one, other, rtol=1e-11)
 
 
+def plain_rotary(qkv: Tensor, angle: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
+    """Pairs (2i, 2i + 1) of each query and key turned by `angle` [tokens, d_head / 2]."""
+    q, k, v = qkv.float().split((heads, kv_heads, kv_heads), dim=2)
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+
+    def turned(h: Tensor) -> Tensor:
+        even, odd = h[..., 0::2], h[..., 1::2]
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+
+    return turned(q), turned(k), v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1)])
+def test_rotary(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(2, 5, heads + 2 * kv_heads, 6).to(dtype).requires_grad_()
+    angle = torch.randn(5, 3)
+    rotation = torch.polar(torch.ones_like(angle), angle)[:, None]
+    got, wanted = Rotary.apply(qkv, rotation, heads, kv_heads), plain_rotary(qkv, angle, heads, kv_heads)
+    weights = [torch.randn_like(part) for part in wanted]
+    grads = []
+    for parts in (got, wanted):
+        loss = sum((part.float() * weight).sum() for part, weight in zip(parts, weights, strict=True))
+        grads.append(torch.autograd.grad(loss, qkv)[0])  # type: ignore[arg-type]
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.allclose(one.float(), other, atol=1e-5)
+    assert grads[0].dtype == dtype
+    assert torch.allclose(grads[0].float(), grads[1].float(), atol=1e-5 if dtype == torch.float32 else 2**-6)
+
+
+def test_rotary_takes_gradients_of_one_output_alone_and_of_any_layout() -> None:
+    qkv = torch.randn(2, 5, 4, 6, requires_grad=True)
+    angle = torch.randn(5, 3)
+    rotation = torch.polar(torch.ones_like(angle), angle)[:, None]
+    g = torch.randn(2, 2, 5, 6).transpose(1, 2)  # as attention's backward hands it on
+    (dq,) = torch.autograd.grad(Rotary.apply(qkv, rotation, 2, 1)[0], qkv, g)
+    (wanted,) = torch.autograd.grad(plain_rotary(qkv, angle, 2, 1)[0], qkv, g)
+    assert torch.allclose(dq, wanted, atol=1e-5)
+    assert not dq[:, :, 2:].any()
+
+
 @pytest.mark.parametrize("shape", [(5, 6), (2, 3, 12)])
 def test_swiglu(shape: tuple[int, ...]) -> None:
     x = fp64(*shape)
@@ -92,7 +133,7 @@ def test_rmsnorm_of_bf16_counts_in_fp32() -> None:
     x = torch.randn(256, 128, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     weight = torch.ones(128, dtype=torch.bfloat16, requires_grad=True)
     y = RMSNorm.apply(x, weight, EPS, torch.bfloat16)
-    assert torch.equal(y, F.rms_norm(x, (128,), weight, EPS))
+    assert torch.equal(y, nn.functional.rms_norm(x, (128,), weight, EPS))
     wide = x.detach().double().requires_grad_()
     g = torch.randn(256, 128, generator=torch.Generator().manual_seed(1))
     dx, dw = torch.autograd.grad(y, (x, weight), g.bfloat16())

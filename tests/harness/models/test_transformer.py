@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from harness.ledger.parameters import num_parameters
-from harness.models.transformer import Attention, Transformer, build, rotate
+from harness.models.functions import Rotary
+from harness.models.transformer import Attention, Transformer, build
 from harness.spec import ModelSpec
 
 from .conftest import VOCAB, fill, losses, model, spec, tokens
@@ -24,7 +25,9 @@ GPT2 = {
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"qk_norm": True}, {"ffn": "smooth-swiglu-token"}, GPT2], ids=["llama", "qk", "token", "gpt2"]
+    "changes",
+    [{}, {"qk_norm": True}, {"ffn": "smooth-swiglu-token"}, GPT2],
+    ids=["llama", "qk", "token", "gpt2"],
 )
 def test_a_token_sees_no_later_one(changes: dict[str, object]) -> None:
     net = model(**changes)
@@ -42,8 +45,8 @@ def attention(num_heads: int, num_kv_heads: int, **changes: object) -> Attention
     return Attention(spec(num_heads=num_heads, num_kv_heads=num_kv_heads, **changes))
 
 
-def rotation(length: int) -> torch.Tensor:
-    turned = model().rotation(length, torch.device("cpu"))
+def rotation(length: int, num_heads: int = 4) -> torch.Tensor:
+    turned = model(num_heads=num_heads).rotation(length, torch.device("cpu"))
     assert turned is not None
     return turned
 
@@ -64,7 +67,7 @@ def test_grouped_queries_equal_repeated_heads() -> None:
 
 
 def test_attention_equals_the_formula() -> None:
-    """softmax(q k^T / sqrt(d_head)) v over earlier tokens, with pairs (2i, 2i + 1) turned by t theta^(-2i/d)."""
+    """softmax(q k^T / sqrt(d_head)) v over earlier tokens, pairs (2i, 2i + 1) turned by t theta^(-2i/d)."""
     layer = attention(2, 2)
     fill(layer, lambda x: 0.2 * x)
     x = torch.randn(1, 6, 32, dtype=torch.float64)
@@ -80,18 +83,21 @@ def test_attention_equals_the_formula() -> None:
 
     scores = turned(q) @ turned(k).transpose(-1, -2) / 4
     scores = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
-    out = (scores.softmax(-1) @ v).transpose(1, 2).reshape(1, 6, 32) @ layer.output.weight.detach().double().t()
-    assert torch.allclose(layer(x.float(), rotation(6)).double(), out, atol=1e-5)
+    out = (scores.softmax(-1) @ v).transpose(1, 2).reshape(
+        1, 6, 32
+    ) @ layer.output.weight.detach().double().t()
+    assert torch.allclose(layer(x.float(), rotation(6, num_heads=2)).double(), out, atol=1e-5)
 
 
 def test_rope_depends_on_the_distance_alone() -> None:
     q, k = torch.randn(2, 8, dtype=torch.float32)
-    turned = [rotate(v.expand(1, 40, 1, 8), rotation(40))[0, :, 0] for v in (q, k)]
-    scores = turned[0] @ turned[1].t()
+    qkv = torch.stack((q, k, k)).expand(1, 40, 3, 8)
+    queries, keys = (turned[0, :, 0] for turned in Rotary.apply(qkv, rotation(40), 1, 1)[:2])
+    scores = queries @ keys.t()
     for distance in (0, 1, 7):
         along = torch.diagonal(scores, -distance)
         assert torch.allclose(along, along[0].expand_as(along), atol=1e-4)
-    assert torch.allclose(turned[0].norm(dim=1), q.norm().expand(40), atol=1e-5)
+    assert torch.allclose(queries.norm(dim=1), q.norm().expand(40), atol=1e-5)
     assert not torch.allclose(scores[0, 0], scores[9, 0], atol=1e-2)
 
 
@@ -123,7 +129,9 @@ def test_initial_sizes() -> None:
     for name, parameter in net.named_parameters():
         if parameter.dim() == 2:
             residual = name.endswith(("attention.output.weight", "ffn.down.weight"))
-            assert float(parameter.detach().std()) == pytest.approx(0.02 / (4 if residual else 1), rel=0.05), name
+            assert float(parameter.detach().std()) == pytest.approx(
+                0.02 / (4 if residual else 1), rel=0.05
+            ), name
 
 
 def test_the_initial_loss_is_that_of_a_uniform_guess() -> None:
@@ -173,10 +181,22 @@ PUBLISHED = {
         vocab_size=50257,
     ),
     6_738_415_616: ModelSpec(
-        name="llama2-7b", num_layers=32, d_model=4096, num_heads=32, num_kv_heads=32, d_ffn=11008, vocab_size=32000
+        name="llama2-7b",
+        num_layers=32,
+        d_model=4096,
+        num_heads=32,
+        num_kv_heads=32,
+        d_ffn=11008,
+        vocab_size=32000,
     ),
     8_030_261_248: ModelSpec(
-        name="llama3-8b", num_layers=32, d_model=4096, num_heads=32, num_kv_heads=8, d_ffn=14336, vocab_size=128256
+        name="llama3-8b",
+        num_layers=32,
+        d_model=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        d_ffn=14336,
+        vocab_size=128256,
     ),
     8_190_735_360: ModelSpec(
         name="qwen3-8b",

@@ -1,4 +1,4 @@
-"""The formats and the linear's arithmetic once more, in NumPy and ml_dtypes: nothing here comes from the harness."""
+"""The formats and the linear's arithmetic once more, in NumPy and ml_dtypes; none of it is the harness's."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def recipe(scaling: str = "current", high_precision: tuple[str, ...] = ("head",)
     """E4M3 forward, E5M2 gradients."""
     forward = QuantizerSpec(format="e4m3", scaling=scaling, **more)  # type: ignore[arg-type]
     backward = QuantizerSpec(format="e5m2", scaling=scaling, **more)  # type: ignore[arg-type]
-    return RecipeSpec(
-        activations=forward, weights=forward, gradients=backward, high_precision=high_precision
-    )
+    return RecipeSpec(activations=forward, weights=forward, gradients=backward, high_precision=high_precision)
 
 
 def tiny_model(seed: int = 0, **changes: Any) -> Transformer:

@@ -1,4 +1,4 @@
-"""The three GEMMs of a quantised linear: what they multiply, and that they are nn.Linear's without quantisers."""
+"""The three GEMMs of a quantised linear: what they multiply; without quantisers they are nn.Linear's."""
 
 from __future__ import annotations
 

@@ -63,7 +63,9 @@ def test_every_tie_and_its_neighbours(name: str) -> None:
     low, high = np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))
     assert np.array_equal(rounded(low, name), points[:-1])
     assert np.array_equal(rounded(high, name), points[1:])
-    even = np.arange(len(ties)) % 2 == 0  # codes count upwards with the values: the even mantissa is the even code
+    even = (
+        np.arange(len(ties)) % 2 == 0
+    )  # codes count upwards with the values: the even mantissa is the even code
     assert np.array_equal(rounded(ties, name), np.where(even, points[:-1], points[1:]))
     x = np.concatenate([points, ties, low, high])
     x = np.concatenate([x, -x])

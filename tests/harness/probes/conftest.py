@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness.spec import (
     DataSpec,
@@ -94,6 +95,7 @@ def train(
     """Pretrain a tiny model as changed by the arguments: (spec, records)."""
     from harness.tasks.pretrain import pretrain
 
+    torch.set_num_threads(1)  # two spinning threads are many times slower where cores are busy
     monkeypatch.setenv("SUITE_CACHE", str(tmp_path / "cache"))
 
     def run(**changes: Any) -> tuple[RunSpec, Records]:

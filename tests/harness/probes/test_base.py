@@ -10,7 +10,7 @@ import torch
 
 from harness.probes.base import Probe, ProbeSet, RunContext, StepValues
 from harness.registry import DEFAULT_PERIODS, PROBES, Registry, probe_periods
-from harness.spec import PrecisionSpec
+from harness.spec import PrecisionSpec, RunSpec
 
 from .conftest import ALL_PROBES, FP8, FP32, Records, tiny_spec
 
@@ -84,12 +84,10 @@ class Noted(Probe):
         self.steps.append(step)
 
 
-def test_due_steps(corpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = Noted()
-    monkeypatch.setattr("harness.probes.loss.Loss", lambda: noted)
-    spec = tiny_spec(corpus, tokens=22 * 32, probes={"loss": 5, "gradients": 0, "throughput": 0})
+def bare_run(spec: RunSpec, **more: Any) -> RunContext:
+    """A run whose steps do nothing."""
     model: Any = torch.nn.Linear(1, 1)
-    run = RunContext(
+    return RunContext(
         spec=spec,
         model=model,
         optimizer=torch.optim.SGD(model.parameters()),
@@ -97,24 +95,67 @@ def test_due_steps(corpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         record=Records(),
         train_step=lambda step: None,
         validation_loss=lambda: 0.0,
-        rare_tokens=lambda step: int(step in (7, 8, 9, 15, 16)),
+        **more,
     )
-    probes = ProbeSet(run)
+
+
+def test_due_steps(corpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Noted()
+    monkeypatch.setattr("harness.probes.loss.Loss", lambda: noted)
+    spec = tiny_spec(corpus, tokens=22 * 32, probes={"loss": 5, "gradients": 0, "throughput": 0})
+    probes = ProbeSet(bare_run(spec, rare_tokens=lambda step: int(step in (7, 8, 9, 15, 16))))
     for step in range(1, 23):
         probes.before_step(step)
         probes.after_step(step, StepValues(1.0, 0.1))
     assert noted.steps == [1, 5, 7, 10, 15, 20, 22]  # 16: its period's first rare step was 15
 
 
-def test_step_time_leaves_probes_out(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
+class Clock:
+    """Stands for the module `time`: moves only when told to."""
 
-    from harness.probes.gradients import Gradients
+    def __init__(self) -> None:
+        self.now = 100.0
 
-    monkeypatch.setattr(Gradients, "after_backward", lambda self, step, norm: time.sleep(0.2))
-    _, records = train(probes={"throughput": 1})
-    assert sorted(records.of("step_ms"))[2] < 150  # type: ignore[type-var]
-    assert records.of("probe_ms", "gradients")[0] >= 200  # type: ignore[operator]
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Slow(Probe):
+    """A probe of half a second before, in and after a step."""
+
+    name = "gradients"
+    works_inside = False
+    clock: Clock
+
+    def before_step(self, step: int) -> None:
+        self.clock.now += 0.5
+
+    def after_backward(self, step: int, gradient_norm: Any) -> None:
+        self.clock.now += 0.5
+
+    def after_step(self, step: int, values: StepValues) -> None:
+        self.clock.now += 0.5
+
+
+@pytest.mark.parametrize(("works_inside", "expected"), [(False, [1, 2, 3, 4, 5]), (True, [1, 3, 5])])
+def test_step_time_leaves_probes_out(
+    corpus: Any, monkeypatch: pytest.MonkeyPatch, works_inside: bool, expected: list[float]
+) -> None:
+    slow, clock = Slow(), Clock()
+    slow.clock, slow.works_inside = clock, works_inside  # type: ignore[misc]
+    monkeypatch.setattr("harness.probes.gradients.Gradients", lambda: slow)
+    monkeypatch.setattr("harness.probes.base.time", clock)
+    run = bare_run(tiny_spec(corpus, probes={"loss": 0, "gradients": 2, "throughput": 100}))
+    probes = ProbeSet(run)
+    probes._probes = [(probe, every) for probe, every in probes._probes if probe is slow]
+    for step in range(1, 6):
+        probes.before_step(step)
+        clock.now += step
+        probes.after_backward(step)
+        probes.after_step(step, StepValues(1.0, 0.1))
+    probes.finish(5)
+    assert run.step_seconds == pytest.approx(expected)
+    assert run.record.of("probe_ms", "gradients") == [pytest.approx(1500)]  # type: ignore[attr-defined]
 
 
 def test_periods() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from harness.ledger.parameters import num_parameters
 from harness.probes.gradients import Gradients
-from harness.probes.memory import measure_step
+from harness.probes.memory import Memory, measure_step, undone
 from harness.probes.peaks import DENSE_BF16_TFLOPS, dense_bf16_peak
 from harness.probes.quantization import _decibel
 from harness.probes.weights import Weights
@@ -184,3 +187,52 @@ def test_memory_of_a_step_known_by_hand() -> None:
     assert peaks["weights"] == 4 * 1_001_000
     assert peaks["gradients"] + peaks["temporary"] >= 4 * 1_001_000
     assert 2 * peaks["weights"] < peaks["total"] < 2 * peaks["weights"] + 700_000
+
+
+class Live(TorchDispatchMode):
+    """Bytes of live storages, counted independently of MemTracker: a weak reference on each storage seen."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.now = self.peak = 0
+        for tensor in tensors:
+            self._add(tensor)
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.live:
+            self.live[key] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._drop, key)
+
+    def _drop(self, key: int) -> None:
+        self.now -= self.live.pop(key, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._add(leaf)
+        return result
+
+
+def test_memory_agrees_with_an_independent_count(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def count(self: Memory, step: int) -> None:
+        run = self.run
+        state = [v for slots in run.optimizer.state.values() for v in slots.values() if torch.is_tensor(v)]
+        with undone(run.model, run.optimizer):
+            live = Live([*run.model.parameters(), *run.model.buffers(), *state])
+            with live:
+                run.train_step(step)
+            counted.append(live.peak)
+        measure(self, step)
+
+    measure = Memory.finish
+    monkeypatch.setattr(Memory, "finish", count)
+    _, records = train(precision=FP8, probes={"memory": 1}, model={"d_model": 64, "d_ffn": 192})
+    assert records.of("peak_bytes", "total")[0] == pytest.approx(counted[0], rel=0.01)

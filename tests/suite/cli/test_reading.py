@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import suite.doctor
-from suite.execute.folder import KeyLock, OutFolder
+from suite.execute.folder import OutFolder, key_lock
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_status(suite_command, sites) -> None:
     assert [(row["labels"]["precision"], row["status"]) for row in rows] == [("fp32", "ok")] * 3 + [
         ("bf16", "to do")
     ] * 3
-    lock = KeyLock(OutFolder(Path("out")), rows[3]["key"])
+    lock = key_lock(OutFolder(Path("out")), rows[3]["key"])
     assert lock.acquire()
     assert [row["status"] for row in suite_command("status", "case.yaml", "--json").data][3] == "running"
     lock.release()

@@ -11,7 +11,7 @@ import harness.launch.base
 import suite.execute.watch
 from harness.spec import LimitsSpec, ParallelismSpec
 from suite.execute import Message, Started
-from suite.execute.folder import FolderError, KeyLock, OutFolder
+from suite.execute.folder import FolderError, OutFolder, key_lock
 
 
 def test_runs_all_and_then_nothing(bench, make) -> None:
@@ -173,7 +173,7 @@ def test_a_key_under_lock_is_waited_for(bench, make) -> None:
     run, other = make(0), make(1)
     folder = OutFolder(bench.out)
     folder.create()
-    lock = KeyLock(folder, run.key)
+    lock = key_lock(folder, run.key)
     assert lock.acquire()
     told = []
 

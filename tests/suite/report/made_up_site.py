@@ -1,6 +1,6 @@
-"""A results folder with made-up but plausible runs: real case file, real journals, real database, no training.
+"""Made-up but plausible runs in a real case, real journals and a real database, without training.
 
-python tests/suite/report/synthetic.py /tmp/demo 250    # out folder, steps a run; prints the site's index
+python tests/suite/report/made_up_site.py /tmp/demo 250    # out folder, steps a run; prints the site's index
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from results.journal import JournalWriter
 from results.store import Store
 from suite.declare import Plan, PlannedRun, expand, load_case
 from suite.judge import judge
+from suite.report import build_site
 
 TOKENS_A_STEP = 8 * 128
 
@@ -83,24 +85,33 @@ claims:
     against: {{precision: bf16, model.ffn: swiglu}}
     expect: {{at_least: 1.2}}
   - id: smooth-costs-little
-    paper: {{says: Smooth-SwiGLU costs about three per cent of throughput, where: review, provenance: recalled}}
+    paper: {{says: Smooth-SwiGLU costs about 3 % of throughput, where: a review, provenance: recalled}}
     measure: throughput_ratio
     of: {{precision: bf16, model.ffn: smooth-swiglu, ageing: none}}
     against: {{precision: bf16, model.ffn: swiglu, ageing: none}}
     expect: {{at_least: 0.9}}
 notes: |
-  2^16 is chosen from the format: E4M3 spans 17.8 binades, so a channel 16 binades above the rest leaves the rest
-  with less than two.
+  2^16 is chosen from the format: E4M3 spans 17.8 binades, so a channel 16 binades above the rest leaves the
+  rest with less than two.
 
   The base is trained until removing the feed-forward costs more than 0.3 nats.
 """
 
 ENVIRONMENT: dict[str, Any] = {
-    "hostname": "bench", "machine": "AMD EPYC 2 cores", "cpu": "AMD EPYC 7763", "num_cores": 2,
-    "memory_bytes": 8 * 2**30, "gpu": None, "driver": None, "os": "Linux 6.1", "python": "3.11.2", "torch": "2.13.0",
-    "packages": {"torch": "2.13.0", "numpy": "2.3.0", "duckdb": "2.0.1"}, "git_commit": "0123456789abcdef",
+    "hostname": "bench",
+    "machine": "AMD EPYC 2 cores",
+    "cpu": "AMD EPYC 7763",
+    "num_cores": 2,
+    "memory_bytes": 8 * 2**30,
+    "gpu": None,
+    "driver": None,
+    "os": "Linux 6.1",
+    "python": "3.11.2",
+    "torch": "2.13.0",
+    "packages": {"torch": "2.13.0", "numpy": "2.3.0", "duckdb": "2.0.1"},
+    "git_commit": "0123456789abcdef",
     "details": {"load_1min": 0.4},
-}  # fmt: skip
+}
 
 
 def make_plan(
@@ -123,7 +134,7 @@ def fill(out: Path, plan: Plan, scoped_every: int = 10) -> Store:
     with store:
         for run in plan.runs:
             if _outcome(run) == "skipped":
-                store.skip(_request(run, plan), "needs more memory than this machine has")
+                store.skip(request_of(run, plan), "needs more memory than this machine has")
             elif _outcome(run) != "not run":
                 write_run(out, plan, run, scoped_every)
                 store.ingest(out / "journals" / run.key / "1")
@@ -155,20 +166,29 @@ _REASONS = {
 }
 
 
-def _request(run: PlannedRun, plan: Plan) -> dict[str, Any]:
+def request_of(run: PlannedRun, plan: Plan) -> dict[str, Any]:
     return {
-        "run_id": f"{run.key}.1", "key": run.key, "attempt": 1, "case": plan.case.name, "size": plan.size,
-        "labels": run.labels, "role": run.role, "spec": run.spec.model_dump(mode="json"), "start_checkpoint": None,
-        "resume_checkpoint": None, "command": f"suite run {plan.case.name} --size {plan.size}", "suite_version": "0.1.0",
+        "run_id": f"{run.key}.1",
+        "key": run.key,
+        "attempt": 1,
+        "case": plan.case.name,
+        "size": plan.size,
+        "labels": run.labels,
+        "role": run.role,
+        "spec": run.spec.model_dump(mode="json"),
+        "start_checkpoint": None,
+        "resume_checkpoint": None,
+        "command": f"suite run {plan.case.name} --size {plan.size}",
+        "suite_version": "0.1.0",
         "auto": {"threads": {"value": 1, "reason": "runs go side by side, one thread each"}},
-    }  # fmt: skip
+    }
 
 
 def write_run(out: Path, plan: Plan, run: PlannedRun, scoped_every: int = 10) -> None:
     """One journal with what a real run of the case records."""
     folder = out / "journals" / run.key / "1"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(_request(run, plan)))
+    (folder / "run.json").write_text(json.dumps(request_of(run, plan)))
     status, steps = _outcome(run), run.spec.num_steps
     last = {"diverged": steps // 2, "oom": 12, "hung": 20}.get(status, steps)
     batch = random.Random(run.spec.seed)  # the same batches for all arms of a seed
@@ -262,14 +282,37 @@ def _measure_memory(journal: JournalWriter, run: PlannedRun) -> None:
         journal.measure(run.spec.num_steps, {"peak_bytes": amount}, name)
 
 
-def main(arguments: Sequence[str]) -> None:
-    from suite.report import build_site
+@dataclass(frozen=True)
+class Built:
+    """A results folder and the site made of it."""
 
-    out = Path(arguments[0])
+    out: Path
+    plan: Plan
+    store: Store
+    index: Path
+
+    @property
+    def site(self) -> Path:
+        return self.index.parent
+
+    @property
+    def case(self) -> Path:
+        """The page of the only case."""
+        (page,) = (self.site / "cases").glob("*.html")
+        return page
+
+
+def build(out: Path, steps: int = 40) -> Built:
+    """Runs, database and site in `out`."""
     out.mkdir(parents=True, exist_ok=True)
-    plan = make_plan(out, int(arguments[1]) if len(arguments) > 1 else 60)
-    store = fill(out, plan) if not (out / "suite.duckdb").exists() else Store(out / "suite.duckdb")
-    print(build_site(out, store, [plan]))
+    plan = make_plan(out, steps)
+    store = fill(out, plan, scoped_every=steps // 2)
+    return Built(out, plan, store, build_site(out, store, [plan]))
+
+
+def main(arguments: Sequence[str]) -> None:
+    out = Path(arguments[0])
+    print(build(out, int(arguments[1]) if len(arguments) > 1 else 40).index)
 
 
 if __name__ == "__main__":
