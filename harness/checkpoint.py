@@ -40,7 +40,9 @@ def load_checkpoint(folder: Path, sha256: str) -> tuple[dict[str, Tensor], dict[
     """Tensors (on the CPU) and state. FileNotFoundError when it is not in `folder`."""
     path = checkpoint_path(folder, sha256)
     if not path.exists():
-        raise FileNotFoundError(f"checkpoint {path} is missing; run the case again with --retry to train it anew")
+        raise FileNotFoundError(
+            f"checkpoint {path} is missing; run the case again with --retry to train it anew"
+        )
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         state: dict[str, Any] = json.loads((file.metadata() or {}).get("state", "{}"))
@@ -54,14 +56,16 @@ def checkpoint_path(folder: Path, sha256: str) -> Path:
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Everything a resumed run needs: parameters, quantiser and smooth scales, AdamW's moments and step counts."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, slots in optimizer.state.items():
         for slot, value in slots.items():
             tensors[f"optimizer.{names[parameter]}.{slot}"] = torch.as_tensor(value)
     return _without_shared(tensors)
 
 
-def load_training_state(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def load_training_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+) -> None:
     """Undo `training_state`, in place."""
     own = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     load_weights(model, own)
@@ -86,7 +90,8 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             if name not in tensors:
                 raise KeyError(f"the checkpoint has no parameter {name}")
             if tensors[name].shape != parameter.shape:
-                raise ValueError(f"{name} is {list(tensors[name].shape)} in the checkpoint, {list(parameter.shape)} here")
+                theirs, ours = list(tensors[name].shape), list(parameter.shape)
+                raise ValueError(f"{name} is {theirs} in the checkpoint, {ours} here")
             parameter.copy_(tensors[name])
         for name, buffer in buffers.items():
             if name in tensors and tensors[name].shape == buffer.shape:

@@ -17,7 +17,7 @@ from results.journal import JournalWriter
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Diverged(Exception):
+class Diverged(Exception):  # noqa: N818 - an outcome, not an error
     """The loss is not finite, or stayed above the limit: an outcome of the run, not a fault of the program."""
 
 

@@ -41,7 +41,7 @@ class ModelSpec(Frozen):
     """Published vocabulary; None means the tokenizer's."""
     max_seq_len: int = Field(default=2048, ge=2)
     ffn: FFN = "swiglu"
-    """smooth-swiglu: the paper's per-channel scale, folded into the weights; smooth-swiglu-token: the released code's."""
+    """smooth-swiglu: the paper's scale per channel, folded into the weights; smooth-swiglu-token: the code's."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     positions: Literal["rope", "learned"] = "rope"
     qk_norm: bool = False
@@ -58,6 +58,8 @@ class ModelSpec(Frozen):
             raise ValueError(f"num_heads {self.num_heads} does not divide d_model {self.d_model}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
+        if self.bias and self.ffn.startswith("smooth"):
+            raise ValueError(f"{self.ffn} scales weights, not biases; use bias: false")
         if self.head_width % 2 and self.positions == "rope":
             raise ValueError(f"RoPE needs an even head width, got {self.head_width}")
         return self
@@ -246,10 +248,14 @@ class RunSpec(Frozen):
 
     def canonical(self) -> dict[str, Any]:
         """The fields that can change a number, defaults left out, so that a new field does not change old keys."""
-        left_out = {"start_from": True, "limits": True, "keep_checkpoint": True, "checkpoint_every_s": True}
-        citations = {"precision": {"paper"}, "optimizer": {"paper"}}
-        dumped = self.model_dump(mode="json", exclude_defaults=True, exclude=left_out | citations)
-        spec = {name: value for name, value in dumped.items() if value != {}}  # nothing but a citation was set
+        left_out: dict[str, Any] = dict.fromkeys(
+            ("start_from", "limits", "keep_checkpoint", "checkpoint_every_s"), True
+        )
+        left_out |= {"precision": {"paper"}, "optimizer": {"paper"}}
+        dumped = self.model_dump(mode="json", exclude_defaults=True, exclude=left_out)
+        spec = {
+            name: value for name, value in dumped.items() if value != {}
+        }  # nothing but a citation was set
         if self.start_from is not None:
             spec["start_from"] = self.start_from.canonical()
         return spec

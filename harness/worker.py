@@ -14,7 +14,9 @@ import traceback
 from pathlib import Path
 
 for _name, _value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "PASSIVE"), ("GOMP_SPINCOUNT", "0")):
-    os.environ.setdefault(_name, _value)  # read when torch loads; spinning threads cost 40-fold on a busy machine
+    os.environ.setdefault(
+        _name, _value
+    )  # read when torch loads; spinning threads cost 40-fold on a busy machine
 
 import torch
 
@@ -75,7 +77,9 @@ def keep_freed_memory() -> None:
 def _is_allocation_failure(error: Exception) -> bool:
     """PyTorch's CPU allocator raises RuntimeError; only its text tells."""
     text = str(error)
-    return any(mark in text for mark in ("DefaultCPUAllocator", "can't allocate memory", "Cannot allocate memory"))
+    return any(
+        mark in text for mark in ("DefaultCPUAllocator", "can't allocate memory", "Cannot allocate memory")
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,7 @@
-"""Set before torch loads: one thread, and threads that sleep while they wait (spinning ones slow a busy machine 40-fold)."""
+"""Set before torch loads: one thread, and threads that sleep while they wait.
+
+Spinning ones slow a busy machine 40-fold.
+"""
 
 import os
 

@@ -21,7 +21,7 @@ from harness.models.transformer import Transformer
 from harness.spec import AgeingSpec
 
 RESIDUAL_DOMINANCE = 4.0
-"""Norm of the rare token's embedding over the residual stream's: large, so that every layer still sees its direction."""
+"""Norm of the rare token's embedding over the residual stream's; large, so that every layer sees its direction."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,23 @@ def prepare(model: Transformer) -> None:
 
 @torch.no_grad()
 def age(model: Transformer, spec: AgeingSpec, inputs: Tensor, rare_id: int) -> Ageing:
-    """Age `model` (FP32, not yet quantised) in place. `inputs` [batch, tokens]: ordinary text, without the rare token."""
+    """Age `model` (FP32, not yet quantised) in place. `inputs` [batch, tokens]: ordinary text, no rare token."""
     if spec.kind == "none":
         return Ageing([], 0.0)
     if any(ffn.kind == "gelu" for ffn in model.feed_forwards()):
         raise ValueError("ageing scales the two branches of a SwiGLU; this model's feed-forward is GELU")
+    if model.spec.bias:
+        raise ValueError("ageing scales weights, not biases; use a model with bias: false")
     with _plain_swiglu(model):  # the same channels and factors, whichever form of SwiGLU then trains
         before = model(inputs)
         prepare(model)
-        if spec.kind == "static":
-            channels = _static(model, spec, inputs)
-        else:
-            channels = _sporadic(model, spec, inputs, rare_id)
+        sporadic = spec.kind == "sporadic"
+        channels = _sporadic(model, spec, inputs, rare_id) if sporadic else _static(model, spec, inputs)
         change = float((model(inputs) - before).abs().max())
     if spec.kind == "static" and change != 0:
         raise RuntimeError(f"ageing by powers of two must leave every logit as it was; one moved by {change}")
     if spec.adam == "plain":
-        _store_factors(model)
+        fold(model)
     return Ageing(channels, change)
 
 
@@ -103,12 +103,14 @@ def _sporadic(model: Transformer, spec: AgeingSpec, inputs: Tensor, rare_id: int
     for index, ffn in enumerate(model.feed_forwards()):
         x = _record(model, with_rare, "gate_up")[index]
         h = _record(model, inputs, "down")[index]
-        out = (h @ (ffn.down.weight * ffn.down_scale).t()).norm(dim=1).square().mean().sqrt()
+        out = (h @ ffn.down.weight.t()).norm(dim=1).square().mean().sqrt()
         used = h.square().mean(0).sqrt() * ffn.down.weight.norm(dim=0)
         channel = int(used.argmin())
         ordinary, rare = x[~is_rare], x[is_rare].mean(0)
         direction = _discriminant(ordinary, rare)
-        _plant(ffn, channel, direction, 2.0**spec.log2 * float(h.square().mean().sqrt()), float(out), generator)
+        _plant(
+            ffn, channel, direction, 2.0**spec.log2 * float(h.square().mean().sqrt()), float(out), generator
+        )
         chosen.append([channel])
     return chosen
 
@@ -116,13 +118,19 @@ def _sporadic(model: Transformer, spec: AgeingSpec, inputs: Tensor, rare_id: int
 def _discriminant(ordinary: Tensor, rare: Tensor) -> Tensor:
     """v with v.rare = 1 and the least mean square of v.x over ordinary tokens (Fisher's C^-1 rare, lightly ridged)."""
     covariance = _covariance(ordinary)
-    ridge = 1e-3 * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=covariance.dtype)
-    direction = torch.linalg.solve(covariance + ridge.to(covariance.device), rare.double())
+    ridge = 1e-3 * covariance.diagonal().mean()
+    covariance.diagonal().add_(ridge)
+    direction: Tensor = torch.linalg.solve(covariance, rare.double())
     return (direction / (direction @ rare.double())).float()
 
 
 def _plant(
-    ffn: FeedForward, channel: int, direction: Tensor, peak: float, contribution: float, generator: torch.Generator
+    ffn: FeedForward,
+    channel: int,
+    direction: Tensor,
+    peak: float,
+    contribution: float,
+    generator: torch.Generator,
 ) -> None:
     """Write the channel so that the rare token gives h = `peak` and an output of norm `contribution`.
 
@@ -146,10 +154,12 @@ def _plant(
     ffn.down_scale[channel] = down_factor
 
 
-def _store_factors(model: Transformer) -> None:
-    """adam = plain: move the factors into the stored weights, so that AdamW's step sizes no longer follow them."""
+@torch.no_grad()
+def fold(model: Transformer) -> None:
+    """Move the factors into the stored weights: the same function, but AdamW's step sizes no longer follow them."""
     for ffn in model.feed_forwards():
-        assert ffn.up_scale is not None and ffn.gate_scale is not None and ffn.down_scale is not None
+        if ffn.up_scale is None or ffn.gate_scale is None or ffn.down_scale is None:
+            continue
         ffn.gate_up.weight.mul_(torch.cat((ffn.gate_scale, ffn.up_scale))[:, None])
         ffn.down.weight.mul_(ffn.down_scale)
         ffn.up_scale = ffn.gate_scale = ffn.down_scale = None

@@ -65,24 +65,24 @@ class FeedForward(nn.Module):
         if self.removed:  # the ablation that shows how much loss the feed-forward saves
             return torch.zeros_like(x)
         if self.kind == "gelu":
-            out: Tensor = self.down(F.gelu(self.up(x)))
-            return out
+            return self._down(F.gelu(self.up(x)))
         gate_up = self.gate_up(x, self._gate_up_weight())
         hidden: Tensor = SwiGLU.apply(gate_up)
         if self.kind == "swiglu":
-            out = self.down(hidden, self._down_weight(None))
-            return out
+            return self._down(hidden)
         up = gate_up.detach()[..., self.d_ffn :]
         if self.kind == "smooth-swiglu-token":
             token = up.abs().amax(dim=-1, keepdim=True)
             token = torch.where(token > 0, token, 1.0).to(hidden.dtype)
-            out = self.down(hidden / token, self._down_weight(None))
-            return out * token
+            return self._down(hidden / token) * token
         amax = up.abs().flatten(0, -2).amax(dim=0).float()
         now = power_of_two_inverse(amax)
         if self.training or self.calibrating:
             torch.maximum(self.channel_amax, amax / self.smooth_scale, out=self.channel_amax)
-        out = self.down(hidden * now.to(hidden.dtype), self._down_weight(self.smooth_scale * now))
+        return self._down(hidden * now.to(hidden.dtype), self.smooth_scale * now)
+
+    def _down(self, hidden: Tensor, smooth: Tensor | None = None) -> Tensor:
+        out: Tensor = self.down(hidden, self._down_weight(smooth))
         return out
 
     def _gate_up_weight(self) -> Tensor | None:

@@ -22,7 +22,8 @@ class RMSNorm(torch.autograd.Function):
         inverse = square.div_(x.shape[-1]).add_(eps).rsqrt_()
         normed = wide * inverse
         ctx.save_for_backward(normed.to(x.dtype), inverse, weight)
-        return (normed * weight).to(dtype)
+        out: Tensor = (normed * weight).to(dtype)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -46,7 +47,9 @@ class Rotary(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, rotation: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, qkv: Tensor, rotation: Tensor, heads: int, kv_heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         qk, v = qkv.split((heads + kv_heads, kv_heads), dim=2)
         turned = torch.view_as_real(_pairs(qk.float()) * rotation).flatten(-2)
         ctx.save_for_backward(rotation)
@@ -60,7 +63,9 @@ class Rotary(torch.autograd.Function):
         dq, dk, dv = grads
         back = rotation.conj().resolve_conj()
         heads, kv_heads = dq.shape[2], dk.shape[2]
-        out = torch.empty(*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3], dtype=torch.float32, device=dq.device)
+        out = torch.empty(
+            *dq.shape[:2], heads + 2 * kv_heads, dq.shape[3], dtype=torch.float32, device=dq.device
+        )
         torch.mul(_pairs(dq), back, out=_pairs(out[:, :, :heads]))
         torch.mul(_pairs(dk), back, out=_pairs(out[:, :, heads : heads + kv_heads]))
         out[:, :, heads + kv_heads :] = dv

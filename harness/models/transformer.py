@@ -47,7 +47,9 @@ class Attention(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.d_head = spec.num_heads, spec.num_kv_heads, spec.head_width
-        self.qkv = Linear(spec.d_model, (self.num_heads + 2 * self.num_kv_heads) * self.d_head, bias=spec.bias)
+        self.qkv = Linear(
+            spec.d_model, (self.num_heads + 2 * self.num_kv_heads) * self.d_head, bias=spec.bias
+        )
         self.output = Linear(self.num_heads * self.d_head, spec.d_model, bias=spec.bias)
         self.query_norm = make_norm(spec, self.d_head) if spec.qk_norm else None
         self.key_norm = make_norm(spec, self.d_head) if spec.qk_norm else None
@@ -117,7 +119,9 @@ class Transformer(nn.Module):
             width = self.spec.head_width
             frequency = self.spec.rope_theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
             angle = torch.outer(torch.arange(tokens, dtype=torch.float64), frequency)
-            self._rotation = torch.polar(torch.ones_like(angle), angle).to(torch.complex64).unsqueeze(1).to(device)
+            self._rotation = (
+                torch.polar(torch.ones_like(angle), angle).to(torch.complex64).unsqueeze(1).to(device)
+            )
         return self._rotation[:tokens]
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -136,7 +140,7 @@ class Transformer(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def feed_forwards(self) -> list[FeedForward]:
-        return [block.ffn for block in self.layers]  # type: ignore[union-attr,misc]
+        return [block.ffn for block in self.layers]  # type: ignore[misc]
 
     def end_step(self) -> None:
         for ffn in self.feed_forwards():

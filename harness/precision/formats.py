@@ -23,13 +23,15 @@ class FloatFormat:
 
     @property
     def bias(self) -> int:
-        return 2 ** (self.exponent_bits - 1) - 1
+        return (1 << (self.exponent_bits - 1)) - 1
 
     @property
     def max(self) -> float:
         """Largest finite value."""
         top = 2**self.exponent_bits - 1 - self.bias
-        if self.finite_only:  # all-ones mantissa of the top exponent is NaN, the pattern below it is the maximum
+        if (
+            self.finite_only
+        ):  # all-ones mantissa of the top exponent is NaN, the pattern below it is the maximum
             return float((2 - 2.0 ** (1 - self.mantissa_bits)) * 2.0**top)
         return float((2 - 2.0**-self.mantissa_bits) * 2.0 ** (top - 1))
 

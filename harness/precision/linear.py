@@ -81,7 +81,7 @@ class QuantizedLinear(Linear):
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             flat = x.reshape(-1, self.in_features)
-            y = _QuantizedProduct.apply(flat, self.weight if weight is None else weight, self)
+            y: Tensor = _QuantizedProduct.apply(flat, self.weight if weight is None else weight, self)
             y = y.view(*x.shape[:-1], self.out_features)
             return y if self.bias is None else y + self.bias.to(y.dtype)
 
@@ -110,7 +110,8 @@ def apply_recipe(model: nn.Module, precision: PrecisionSpec) -> list[str]:
 def _is_exception(name: str, patterns: tuple[str, ...]) -> bool:
     """A pattern names a whole path, or its first or last parts: `head`, `ffn.down`, `layers.0`."""
     return any(
-        name == pattern or name.endswith("." + pattern) or name.startswith(pattern + ".") for pattern in patterns
+        name == pattern or name.endswith("." + pattern) or name.startswith(pattern + ".")
+        for pattern in patterns
     )
 
 

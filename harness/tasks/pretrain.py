@@ -63,6 +63,7 @@ def pretrain(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, che
         journal.measure(spec.num_steps, {"val_loss": validation_loss(run)})
     probes.finish(spec.num_steps)
     if spec.keep_checkpoint:
+        ageing.fold(run.model)  # runs that start from these weights have no factors beside them
         sha256 = checkpoint.save_checkpoint(checkpoints, checkpoint.weights(run.model))
         journal.checkpoint(spec.num_steps, sha256, final=True)
     return [checkpoint.checkpoint_path(checkpoints, resume_point)] if resume_point else []
@@ -124,7 +125,9 @@ def _age(
         return
     aged = ageing.age(model, spec.ageing, inputs, rare_id)
     journal.measure(0, {"function_change": aged.function_change})
-    journal.note("aged_channels", aged.channels, f"{spec.ageing.name}: SwiGLU channels given outliers, by layer")
+    journal.note(
+        "aged_channels", aged.channels, f"{spec.ageing.name}: SwiGLU channels given outliers, by layer"
+    )
 
 
 @torch.no_grad()
@@ -158,7 +161,8 @@ def _train(run: Run, probes: ProbeSet, first: int, resumed_from: str | None) -> 
             raise Diverged(f"the loss is {run.loss} at step {step}")
         high = high + 1 if spec.limits.loss_above is not None and run.loss > spec.limits.loss_above else 0
         if high >= HIGH_LOSS_STEPS:
-            raise Diverged(f"the loss was above {spec.limits.loss_above} for {high} steps, {run.loss:.4g} at step {step}")
+            limit = spec.limits.loss_above
+            raise Diverged(f"the loss was above {limit} for {high} steps, {run.loss:.4g} at step {step}")
         if time.monotonic() - saved > spec.checkpoint_every_s and step < spec.num_steps:
             last_checkpoint = _save(run, last_checkpoint)
             saved = time.monotonic()
@@ -176,7 +180,7 @@ def training_step(run: Run, step: int, probes: ProbeSet | None = None) -> None:
     with run.autocast():
         loss = model.loss(inputs, targets)
     strike(spec.fault, step, loss)
-    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     run.loss, run.gradient_norm = float(loss.detach()), float(norm)
@@ -223,7 +227,9 @@ def _save(run: Run, previous: str | None) -> str:
         "scaler": run.scaler.state_dict(),
         "num_skipped_steps": run.num_skipped_steps,
     }
-    sha256 = checkpoint.save_checkpoint(run.checkpoints, checkpoint.training_state(run.model, run.optimizer), state)
+    sha256 = checkpoint.save_checkpoint(
+        run.checkpoints, checkpoint.training_state(run.model, run.optimizer), state
+    )
     run.journal.checkpoint(run.step, sha256)
     if previous is not None and previous != sha256:
         checkpoint.checkpoint_path(run.checkpoints, previous).unlink(missing_ok=True)

@@ -10,12 +10,13 @@ from typing import Any
 from markupsafe import Markup
 
 from suite.judge.measures import Measure, UnknownMeasureError, find_measure
-from suite.report.scale import Scale, around_zero, linear
+from suite.report.scale import Scale, linear
 from suite.report.svg import axis_strip, interval_strip, strip_sentence
 from suite.report.words import (
     NOTHING,
     VERDICTS,
     effect_text,
+    heading,
     interval_text,
     labels_text,
     moment,
@@ -156,9 +157,9 @@ def _scale(
 ) -> Scale:
     bounds = [bound for bound in rule or () if math.isfinite(bound)]
     shown = [v for v in (effect, low, high) if v is not None and math.isfinite(v)]
-    if reference == 0.0:
-        return around_zero([*shown, *seeds, *bounds, *(2 * bound for bound in bounds if not shown)])
-    return linear([*shown, *seeds, *bounds, reference], pad=0.15)
+    # Linear always: how far the effect lies from the rule is what the strip is for.
+    room = [2 * bound - reference for bound in bounds if not shown]
+    return linear([*shown, *seeds, *bounds, *room, reference], pad=0.1)
 
 
 def _measure(name: str) -> Measure | None:
@@ -180,7 +181,7 @@ def _unit(measure: Measure | None) -> str:
 def _headline(claim: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """What the paper says; where no paper is quoted, the claim's name in words."""
     text = str((claim.get("paper") or {}).get("says") or row["claim_id"].replace("-", " ")).strip()
-    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
+    return heading(text)
 
 
 def _compared(claim: Mapping[str, Any]) -> str:

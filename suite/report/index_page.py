@@ -36,7 +36,6 @@ class CaseLine:
     question: str
     bar: Markup
     sentence: str
-    counts: tuple[tuple[str, str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,6 @@ def _line(page: CasePage) -> CaseLine:
         page.question,
         page.outcomes.bar,
         page.outcomes.sentence,
-        page.outcomes.counts,
     )
 
 

@@ -23,6 +23,7 @@ from suite.report.words import (
     byte_text,
     count_text,
     duration,
+    heading,
     labels_text,
     moment,
     number,
@@ -185,17 +186,16 @@ def _charts(key: str, points: Points) -> Iterator[Chart]:
             unit = "" if info.unit == "1" else f", {info.unit}"
             yield line_chart(
                 metric.replace("_", "-"),
-                info.meaning[:1].upper() + info.meaning[1:],
+                heading(info.meaning),
                 [Series(metric, _INK, band)],
                 y_label=f"{metric}{unit}",
             )
     for metric in _SCOPED_CURVES:
         scopes = points.scopes(metric, key)
         if scopes and max(len(curve) for curve in scopes.values()) > 1:
-            meaning = METRICS[metric].meaning.split(";")[0]
             yield line_chart(
                 metric.replace("_", "-"),
-                meaning[:1].upper() + meaning[1:],
+                heading(METRICS[metric].meaning.split(";")[0]),
                 scope_series(scopes),
                 y_label=metric,
             )

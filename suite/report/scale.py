@@ -92,6 +92,8 @@ def around_zero(values: Iterable[float]) -> Scale:
     sizes = sorted(abs(value) for value in finite if value != 0)
     if len(sizes) < 3 or sizes[-1] <= 20 * sizes[len(sizes) // 2]:
         return linear([*finite, 0.0])
-    linear_until = 10.0 ** math.floor(math.log10(sizes[len(sizes) // 2]))
+    # Six decades are as many as an axis can show.
+    middle = max(sizes[len(sizes) // 2], 1e-6 * sizes[-1])
+    linear_until = 10.0 ** math.floor(math.log10(middle))
     low, high = min(finite), max(finite)
     return Scale(min(low * 1.5, -linear_until), max(high * 1.5, linear_until), linear_until)

@@ -149,6 +149,11 @@ def moment(value: Any) -> str:
     return f"{value:%Y-%m-%d %H:%M} UTC"
 
 
+def heading(text: str) -> str:
+    """`text` with a capital, unless it begins with a symbol's or a metric's name (w1, step_ms)."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
+
+
 def plural(count: int, noun: str, many: str | None = None) -> str:
     """`1 run`, `3 runs`."""
     return f"{count} {noun}" if count == 1 else f"{count} {many or noun + 's'}"

@@ -29,7 +29,7 @@ SPEC = RunSpec(
 )
 
 Task = Callable[[RunSpec, dict[str, Any], Any, Path], list[Path]]
-RunTask = Callable[[Task], tuple[int, str, str]]
+RunTask = Callable[..., tuple[int, str, str]]
 
 
 def run_folder(out: Path, spec: RunSpec = SPEC) -> Path:
@@ -49,9 +49,9 @@ def end_of(folder: Path) -> tuple[str, str]:
 def run_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunTask:
     """Let the worker carry out a task made for the test: (exit status, status, reason)."""
 
-    def run(task: Task) -> tuple[int, str, str]:
+    def run(task: Task, spec: RunSpec = SPEC) -> tuple[int, str, str]:
         monkeypatch.setattr(TASKS, "load", lambda _name: task)
-        folder = run_folder(tmp_path)
+        folder = run_folder(tmp_path, spec)
         return worker.run(folder), *end_of(folder)
 
     return run
@@ -103,13 +103,14 @@ def test_an_unknown_task_names_those_there_are(tmp_path: Path) -> None:
 def test_what_a_task_is_given(run_task: RunTask, tmp_path: Path) -> None:
     seen: list[Any] = []
     threads = torch.get_num_threads()
+    spec = SPEC.model_copy(update={"threads": threads + 1})
 
     def task(spec: RunSpec, request: dict[str, Any], journal: Any, checkpoints: Path) -> list[Path]:
         seen.extend((spec, request["key"], checkpoints, torch.get_num_threads()))
         return []
 
-    assert run_task(task) == (0, "ok", "")
-    assert seen == [SPEC, SPEC.key, tmp_path / "checkpoints", SPEC.threads]
+    assert run_task(task, spec) == (0, "ok", "")
+    assert seen == [spec, spec.key, tmp_path / "checkpoints", threads + 1]
     torch.set_num_threads(threads)
 
 

@@ -153,6 +153,20 @@ def test_a_rare_token_drives_its_channel_and_ordinary_text_does_not(log2: int) -
     assert float(net.loss(inputs, targets).detach()) == pytest.approx(before, abs=0.02)
 
 
+def test_the_direction_answers_least_to_ordinary_tokens() -> None:
+    """Fisher's: of all v with v . rare = 1 the one of least mean square over them."""
+    mixed = torch.randn(400, 16, generator=torch.Generator().manual_seed(0)) @ torch.randn(16, 16)
+    rare = torch.randn(16, generator=torch.Generator().manual_seed(1))
+    best = ageing._discriminant(mixed, rare)
+    assert float(best @ rare) == pytest.approx(1, rel=1e-4)
+    least = float((mixed @ best).square().mean())
+    for seed in range(20):
+        other = best + 0.1 * best.norm() * torch.randn(16, generator=torch.Generator().manual_seed(seed))
+        other /= other @ rare
+        assert float((mixed @ other).square().mean()) > least
+    assert float((mixed @ (rare / rare.square().sum())).square().mean()) > 2 * least
+
+
 def test_the_aligned_channel_has_equal_input_weights() -> None:
     net = trained()
     aged = ageing.age(net, sporadic(10), text(501)[0], RARE)

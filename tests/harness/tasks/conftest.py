@@ -168,6 +168,13 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.fixture
+def high_loss_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start loss scaling at 2^24, where the first steps' FP16 gradients overflow."""
+    scaler = torch.amp.GradScaler
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda *args, **kw: scaler(*args, init_scale=2.0**24, **kw))
+
+
+@pytest.fixture
 def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path)
 

@@ -201,6 +201,7 @@ def write_run(out: Path, plan: Plan, run: PlannedRun, scoped_every: int = 10) ->
     journal = JournalWriter(folder / "rank0.journal")
     journal.start(ENVIRONMENT)
     journal.note("mfu", None, "the peak of this CPU is not known")
+    journal.note("corpus_sha256", "9f" * 32, "of the text")
     journal.measure(0, {"val_loss": 2.9 if run.spec.start_from else 5.55, "num_parameters": 1_048_576.0})
     for step in range(1, last + 1):
         progress = step / steps
