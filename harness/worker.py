@@ -7,6 +7,7 @@ the outcome to the parent (0 ok, 10 oom, 11 diverged, 1 crashed) and the journal
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import sys
@@ -14,13 +15,12 @@ import traceback
 from pathlib import Path
 
 for _name, _value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "PASSIVE"), ("GOMP_SPINCOUNT", "0")):
-    os.environ.setdefault(
-        _name, _value
-    )  # read when torch loads; spinning threads cost 40-fold on a busy machine
+    # Read when torch loads; threads that spin while they wait cost 40-fold on a busy machine.
+    os.environ.setdefault(_name, _value)
 
 import torch
 
-from harness.registry import TASKS
+from harness.registry import PROBES, TASKS
 from harness.run import Diverged
 from harness.spec import RunSpec
 from results.environment import describe_environment
@@ -29,6 +29,17 @@ from results.journal import JournalWriter
 EXIT_STATUS = {"ok": 0, "crashed": 1, "oom": 10, "diverged": 11}
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def preload() -> None:
+    """Import what a run imports on its way (its task, the optimizer's dynamo, the memory tracker): two seconds that
+    a zygote spends once."""
+    for name in TASKS:
+        TASKS.load(name)
+    for name in PROBES:
+        PROBES.load(name)
+    for module in ("torch._dynamo", "torch.distributed._tools.mem_tracker"):
+        importlib.import_module(module)
 
 
 def run(run_dir: Path) -> int:

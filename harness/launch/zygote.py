@@ -141,7 +141,9 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     zygote = Zygote(socket.socket(fileno=arguments.socket), arguments.worker)
-    importlib.import_module(arguments.worker)
+    worker = importlib.import_module(arguments.worker)
+    if hasattr(worker, "preload"):
+        worker.preload()
     # Objects made so far are never collected in the children, so their pages stay shared.
     gc.collect()
     gc.freeze()

@@ -49,7 +49,7 @@ def pretrain(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, che
             optimizer=run.optimizer,
             device=run.device,
             record=journal,
-            train_step=lambda step: _rehearse(run, step),
+            train_step=lambda step: training_step(run, step),
             validation_loss=lambda: validation_loss(run),
             rare_tokens=run.batches.rare_count,
             first_step=first,
@@ -199,15 +199,6 @@ def training_step(run: Run, step: int, probes: ProbeSet | None = None) -> None:
         probes.after_step(step, StepValues(run.loss, run.learning_rate, run.gradient_norm))
         if scaler.is_enabled():
             run.journal.measure(step, {"loss_scale": scale, "num_skipped_steps": run.num_skipped_steps})
-
-
-def _rehearse(run: Run, step: int) -> None:
-    """A training step for a probe that puts model and optimizer back; here the loss scale is put back."""
-    scaling, num_skipped_steps = run.scaler.state_dict(), run.num_skipped_steps
-    training_step(run, step)
-    if scaling:
-        run.scaler.load_state_dict(scaling)
-    run.num_skipped_steps = num_skipped_steps
 
 
 @torch.no_grad()

@@ -199,7 +199,10 @@ def judge_claim(plan: Plan, claim: Claim, evidence: Evidence) -> Verdict:
         num_pairs=decision.num_pairs,
         seeds_needed=decision.seeds_needed,
         pairs=tuple(pairs),
-        reason=" ".join(sentence(part) for part in (summary(claim, measure, decision), *notes)),
+        reason=" ".join(
+            sentence(part)
+            for part in (summary(claim, measure, decision), *(note[:1].upper() + note[1:] for note in notes))
+        ),
     )
 
 

@@ -163,6 +163,7 @@ def test_fidelity() -> None:
         ({"num_heads": 32, "num_kv_heads": 32}, "RoPE needs an even head width, got 1"),
         ({"num_layers": 0}, "greater than or equal to 1"),
         ({"ffn": "relu"}, "smooth-swiglu"),
+        ({"ffn": "smooth-swiglu", "bias": True}, "scales weights, not biases"),
         ({"layers": 3}, "Extra inputs are not permitted"),
     ],
 )

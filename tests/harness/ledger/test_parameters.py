@@ -51,7 +51,7 @@ def test_ladder_grows():
         {"d_head": 32, "tie_embeddings": True},
         {"ffn": "gelu", "norm": "layernorm", "positions": "learned", "bias": True, "max_seq_len": 77},
         {"ffn": "smooth-swiglu", "norm": "layernorm"},
-        {"ffn": "smooth-swiglu-token", "bias": True},
+        {"ffn": "smooth-swiglu-token", "positions": "learned"},
     ],
 )
 def test_counts_are_those_of_the_trained_model(fields):
