@@ -12,15 +12,17 @@ from harness.spec import RunSpec
 from harness.tasks.pretrain import pretrain
 from results.journal import JournalWriter, read_journal
 
-from .test_training_step import BATCH_SIZE, PRECISIONS, SEQ_LEN, shape
+from .step_process import PRECISIONS, SHAPES, model_spec
 
 pytestmark = pytest.mark.slow
+
+BATCH_SIZE, SEQ_LEN, _ = SHAPES["llama-0.8m"]
 
 
 def test_default_probes_every_step(benchmark: Any, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     spec = RunSpec(
-        model=shape("llama-1m"),
+        model=model_spec("llama-0.8m"),
         precision=PRECISIONS["fp32"],
         tokens=15 * BATCH_SIZE * SEQ_LEN,
         batch_size=BATCH_SIZE,
