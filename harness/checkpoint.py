@@ -17,6 +17,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 
+class DamagedCheckpoint(Exception):  # noqa: N818
+    """A checkpoint whose content is not what its name, the SHA-256, says."""
+
+
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any] | None = None) -> str:
     """Write `tensors` and the JSON-able `state`; return the file's SHA-256, which is its name."""
     data = save(
@@ -37,11 +41,20 @@ def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, A
 
 
 def load_checkpoint(folder: Path, sha256: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (on the CPU) and state. FileNotFoundError when it is not in `folder`."""
+    """Tensors (on the CPU) and state.
+
+    FileNotFoundError when it is not in `folder`. A file that is not what its name says is removed, so that the next
+    command makes it anew, and DamagedCheckpoint raised.
+    """
     path = checkpoint_path(folder, sha256)
     if not path.exists():
-        raise FileNotFoundError(
-            f"checkpoint {path} is missing; run the case again with --retry to train it anew"
+        raise FileNotFoundError(f"checkpoint {path} is missing; the next `suite run` makes it anew")
+    with path.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != sha256:
+        path.unlink()
+        raise DamagedCheckpoint(
+            f"checkpoint {path} was damaged and has been removed; the next `suite run` makes it anew"
         )
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict

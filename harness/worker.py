@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 
 from harness.registry import PROBES, TASKS
 from harness.run import Diverged
-from harness.spec import RunSpec
+from harness.spec import LimitsSpec, RunSpec
 from results.environment import describe_environment
 from results.journal import JournalWriter
 
@@ -55,12 +56,10 @@ def run(run_dir: Path) -> int:
         obsolete: list[Path] = TASKS.load(spec.task)(spec, request, journal, checkpoints)
     except Diverged as error:
         return _end(journal, "diverged", str(error))
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        return _end(journal, "oom", _first_line(error))
     except Exception as error:
         traceback.print_exc()
-        if _is_allocation_failure(error):
-            return _end(journal, "oom", _first_line(error))
+        if _is_out_of_memory(error, spec.limits):
+            return _end(journal, "oom", _out_of_memory(error, spec.limits))
         return _end(journal, "crashed", f"{type(error).__name__}: {_first_line(error)}")
     status = _end(journal, "ok", "")
     for path in obsolete:
@@ -85,12 +84,24 @@ def keep_freed_memory() -> None:
     mallopt(_M_TOP_PAD, 1 << 26)
 
 
-def _is_allocation_failure(error: Exception) -> bool:
-    """PyTorch's CPU allocator raises RuntimeError; only its text tells."""
-    text = str(error)
-    return any(
-        mark in text for mark in ("DefaultCPUAllocator", "can't allocate memory", "Cannot allocate memory")
+def _is_out_of_memory(error: Exception, limits: LimitsSpec) -> bool:
+    """Whether memory was what failed; of PyTorch's own RuntimeErrors only the text tells."""
+    marks = ["DefaultCPUAllocator", "can't allocate memory", "Cannot allocate memory", "bad_alloc"]
+    if limits.memory_bytes is not None:
+        # oneDNN, denied a buffer, says no more than this.
+        marks.append("could not create a primitive")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        mark in str(error) for mark in marks
     )
+
+
+def _out_of_memory(error: Exception, limits: LimitsSpec) -> str:
+    """The reason: which limit was met, if one was set, and what the allocation says."""
+    # "[enforce fail at alloc_cpu.cpp:127] err == 0. " tells nobody anything.
+    text = re.sub(r"^\[enforce fail at [^]]*\] err == 0\. ", "", _first_line(error))
+    if limits.memory_bytes is None:
+        return text
+    return f"more than {limits.memory_bytes / 1e6:,.0f} MB (limits.memory_bytes): {text}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -70,6 +70,11 @@ class Database:
                 if self._connection is None:
                     self._connection = self._open(self.read_only, _CONFIG)
                 yield self._connection
+            except Exception as error:
+                unusable = _unusable(self.path, error)
+                if unusable is None:
+                    raise
+                raise unusable from error
             finally:
                 self._depth -= 1
                 if self._depth == 0:
@@ -123,10 +128,10 @@ class Database:
         while True:
             try:
                 return duckdb.connect(str(self.path), read_only=read_only, config=config)
-            except (duckdb.IOException, duckdb.ConnectionException) as error:
+            except duckdb.Error as error:
                 holder = _holder(str(error))
                 if holder is None:
-                    raise StoreError(f"cannot open {self.path}: {error}") from error
+                    raise _unusable(self.path, error) or error from error
             waited = time.monotonic() - began
             if waited >= self._wait_s:
                 raise DatabaseBusy(
@@ -137,6 +142,22 @@ class Database:
                 told = True
             time.sleep(min(pause * random.uniform(0.5, 1.0), self._wait_s - waited))
             pause = min(pause * 1.5, 0.25)
+
+
+def _unusable(path: Path, error: Exception) -> StoreError | None:
+    """A plain error for a damaged file or a failing disk; None for what is not DuckDB's, or wrong SQL."""
+    import duckdb
+
+    wrong_sql = duckdb.ProgrammingError | duckdb.DataError | duckdb.IntegrityError | duckdb.NotSupportedError
+    if not isinstance(error, duckdb.Error) or isinstance(error, wrong_sql):
+        return None
+    text = str(error).splitlines()[0]
+    if "No space" in text or "too large" in text:
+        return StoreError(f"cannot write {path}: {text}; with room again, `suite run` goes on where it was")
+    return StoreError(
+        f"cannot use {path}: {text}; if it is damaged, move it and its .wal away: "
+        f"`suite ingest {path.parent}` makes it anew from the journals"
+    )
 
 
 def _holder(message: str) -> str | None:

@@ -51,10 +51,14 @@ def read_request(run_dir: Path) -> dict[str, Any]:
         request = json.loads(path.read_bytes())
         if not isinstance(request["key"], str) or not isinstance(request["attempt"], int):
             raise BadRunFolder(f"{path}: key must be a text and attempt a whole number")
+        if not isinstance(request["spec"], dict):
+            raise BadRunFolder(f"{path}: spec must be a mapping")
     except FileNotFoundError:
         raise BadRunFolder(f"{run_dir} is not the folder of a run: it has no run.json") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise BadRunFolder(f"{path} is damaged ({error}); remove {run_dir} to forget this attempt") from None
+        raise BadRunFolder(
+            f"{path} is damaged ({type(error).__name__}: {error}); remove {run_dir} to forget this attempt"
+        ) from None
     return request  # type: ignore[no-any-return]
 
 

@@ -84,7 +84,7 @@ _REGISTRY: tuple[tuple[str, str, Direction, str, str], ...] = (
     ("model_flops_per_s", "FLOP/s", "higher", "FLOPs that the model needs, over step time", "speed"),
     ("train_seconds", "s", "lower", "wall time of all training steps", "speed"),
     ("setup_seconds", "s", "lower", "wall time before the first step", "speed"),
-    ("probe_ms", "ms", "lower", "a probe's own cost, mean of its recorded steps; scope: probe", "speed"),
+    ("probe_ms", "ms", "lower", "a probe's own cost, mean of its recordings; scope: probe", "speed"),
     ("peak_bytes", "bytes", "lower", "peak memory; scope: category", "memory"),
     ("live_bytes", "bytes", "lower", "memory in use at the end of a step; scope: category", "memory"),
     ("num_parameters", "count", "none", "trainable parameters", "run"),

@@ -192,6 +192,18 @@ class Store:
         )
         return rows[0][0] if rows else None
 
+    def needed_checkpoints(self) -> set[str]:
+        """SHA-256 of all final weights, and of the resume points of runs that are not ok."""
+        return {
+            sha256
+            for (sha256,) in self._fetch(
+                "SELECT final_checkpoint FROM runs WHERE final_checkpoint IS NOT NULL UNION "
+                "SELECT r.resume_checkpoint FROM runs r JOIN latest_runs l ON l.key = r.key "
+                "WHERE l.status <> 'ok' AND r.resume_checkpoint IS NOT NULL",
+                {},
+            )
+        }
+
     def verdicts(self, *, case: str | None = None) -> list[dict[str, Any]]:
         """Verdicts as dicts of the columns, JSON read, in order of case, size, claim and machine."""
         with self._database.session() as connection:
@@ -207,6 +219,8 @@ class Store:
         with self._database.locked_down() as connection:
             try:
                 cursor = connection.execute(sql, list(params))
+                if cursor is None:
+                    raise QueryError("no SQL was given; try: SHOW TABLES")
                 return [column[0] for column in cursor.description or ()], cursor.fetchall()
             except duckdb.Error as error:
                 raise QueryError(str(error)) from None
@@ -222,11 +236,14 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[DuckDBPyConnection]:
+        import duckdb
+
         with self._database.session() as connection:
             connection.begin()
             try:
                 yield connection
+                connection.commit()
             except BaseException:
-                connection.rollback()
+                with contextlib.suppress(duckdb.Error):  # after a failed commit there is nothing to roll back
+                    connection.rollback()
                 raise
-            connection.commit()

@@ -1,4 +1,4 @@
-"""What this machine can do for the suite, and what is missing. It only looks: torch stays unloaded.
+"""What this machine can do for the suite, and what is missing. It looks and leaves nothing; torch stays unloaded.
 
 suite doctor
 """
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,10 @@ MIN_FREE_BYTES = 2 * 2**30
 """A laptop case writes some hundred MB of checkpoints and journals."""
 
 EXTRAS = {
-    "te": ("transformer-engine", "FP8 by Transformer Engine's kernels (NVIDIA Hopper or newer)"),
-    "torchao": ("torchao", "FP8 and MX training by torchao"),
-    "slurm": ("submitit", "runs sent to a Slurm cluster"),
-    "rl": ("reasoning-gym", "tasks with verifiable answers"),
+    "te": ("transformer-engine", "FP8 kernels of Transformer Engine; no run uses them yet"),
+    "torchao": ("torchao", "FP8 and MX kernels of torchao; no run uses them yet"),
+    "slurm": ("submitit", "a Slurm cluster; no run is sent there yet"),
+    "rl": ("reasoning-gym", "tasks with verifiable answers; no case has one yet"),
     "hf": ("datasets", "corpora from the Hugging Face hub"),
     "bench": ("transformers", "speed comparison with the Hugging Face Trainer"),
     "dev": ("pytest", "the test suite"),
@@ -105,10 +106,15 @@ def _out_folder(out: Path) -> Iterator[Check]:
         else "a case may not fit; free some space or choose another folder with --out"
     )
     yield Check("disk", "note" if advice else "ok", f"{free / 2**30:.1f} GiB free at {existing}", advice)
-    if existing.is_dir() and os.access(existing, os.W_OK):
-        yield Check("out folder", "ok", f"{out} can be written")
+    try:
+        # Only trying tells: permissions say nothing of a file system that is full, read-only or not a real one.
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=existing) as folder:
+            (Path(folder) / "written").write_bytes(b"x")
+    except OSError as error:
+        found = f"{existing} cannot be written: {error.strerror}"
+        yield Check("out folder", "missing", found, "choose another with --out DIR")
     else:
-        yield Check("out folder", "missing", f"{existing} cannot be written", "choose another with --out DIR")
+        yield Check("out folder", "ok", f"{out} can be written")
     yield _database(OutFolder(out))
 
 
@@ -124,14 +130,6 @@ def _database(folder: OutFolder) -> Check:
     except StoreError as error:
         return Check("database", "missing", str(folder.database), str(error))
     return Check("database", "ok", f"{folder.database} can be locked and read; {number} runs")
-
-
-def _compiler(out: Path) -> Iterator[Check]:
-    path = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
-    if path is None:
-        yield Check("C++ compiler", "note", "none", "only runs with compile: true need one")
-    else:
-        yield Check("C++ compiler", "ok", path)
 
 
 def _gpu(out: Path) -> Iterator[Check]:
@@ -189,7 +187,6 @@ LOOKS: tuple[Callable[[Path], Iterator[Check]], ...] = (
     _packages,
     _machine,
     _out_folder,
-    _compiler,
     _gpu,
     _extras,
 )

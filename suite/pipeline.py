@@ -68,9 +68,10 @@ def _show(
 ) -> tuple[list[dict[str, Any]], Path]:
     """Verdicts and site, made anew only where something that they depend on changed."""
     stamp = folder.site / ".stamp"
-    done = _read_stamp(stamp)
+    index = folder.site / "index.html"
+    done = _read_stamp(stamp) if index.exists() else None
     if done is not None and done["fingerprint"] == fingerprint(plan, store):
-        return done["verdicts"], folder.site / "index.html"
+        return done["verdicts"], index
     from suite.report import build_site
 
     verdicts = _judge(plan, store)

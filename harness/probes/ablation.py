@@ -10,6 +10,7 @@ from harness.probes.base import Probe
 
 class Ablation(Probe):
     name = "ablation"
+    in_steps = False
 
     def begin(self) -> None:
         if self.run.first_step == 1:
@@ -31,4 +32,5 @@ class Ablation(Probe):
         without = self.run.validation_loss()
         for ffn in ffns:
             ffn.removed = False
+        self.num_recordings += 1
         self.run.record.measure(step, {"val_loss_without_ffn": without, "ffn_removal_cost": without - loss})

@@ -78,11 +78,15 @@ class Probe:
     name: ClassVar[str]
     works_inside: ClassVar[bool] = False
     """It has hooks in the model at due steps, so those steps say nothing about speed."""
+    in_steps: ClassVar[bool] = True
+    """False: it works before and after the training alone, whatever its period."""
     follows_rare_tokens: ClassVar[bool] = False
     """Also due at the first step of each period that has a rare token: what it watches happens there."""
     run: RunContext
     seconds: float = 0.0
     """Time spent so far, kept by the set and by `timed`."""
+    num_recordings: int = 0
+    """What that time is shared over: counted by the set for each due step, by the probe for what it adds outside."""
 
     def begin(self) -> None:
         """Before step 1."""
@@ -116,7 +120,6 @@ class ProbeSet:
         self._probes: list[tuple[Probe, int]] = [
             (PROBES.load(name)(), every) for name, every in periods.items()
         ]
-        self._num_records = dict.fromkeys(periods, 0)
         self._keeps_time = "throughput" in periods
         self._due: list[Probe] = []
         self._started = 0.0
@@ -150,18 +153,20 @@ class ProbeSet:
         for probe in self._due:
             with probe.timed():
                 probe.after_step(step, values)
-            self._num_records[probe.name] += 1
+            probe.num_recordings += 1
 
     def finish(self, step: int) -> None:
-        """Let each probe finish, then record what they cost: `probe_ms`, the mean over its recorded steps."""
+        """Let each probe finish, then record what they cost: `probe_ms`, the mean over its recordings."""
         for probe, _ in self._probes:
             with probe.timed():
                 probe.finish(step)
         for probe, _ in self._probes:
-            recorded = max(self._num_records[probe.name], 1)
-            self._run.record.measure(step, {"probe_ms": 1000 * probe.seconds / recorded}, scope=probe.name)
+            mean_ms = 1000 * probe.seconds / max(probe.num_recordings, 1)
+            self._run.record.measure(step, {"probe_ms": mean_ms}, scope=probe.name)
 
     def _is_due(self, probe: Probe, every: int, step: int) -> bool:
+        if not probe.in_steps:
+            return False
         if step % every == 0 or step in (1, self._run.spec.num_steps):
             return True
         if not probe.follows_rare_tokens or not self._run.rare_tokens(step):

@@ -30,9 +30,11 @@ CATEGORIES = {
 
 class Memory(Probe):
     name = "memory"
+    in_steps = False
 
     def finish(self, step: int) -> None:
         run = self.run
+        self.num_recordings += 1
         with undone(run.model, run.optimizer):
             peaks, allocator = measure_step(
                 run.model, run.optimizer, run.device, lambda: run.train_step(step)

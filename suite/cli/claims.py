@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from suite.cli.output import (
     SetOption,
     SizeOption,
     print_json,
-    print_table,
+    print_verdicts,
     say,
 )
 
@@ -44,12 +45,13 @@ def claims(
         print_json(rows)
         return
     if not rows:
-        say("no verdicts yet; `suite run CASE` makes some, `suite claims CASE` judges what there is")
-        return
-    print_table(
-        ("case", "size", "claim", "verdict", "effect", "interval", "pairs", "fidelity", "reason"),
-        [_row(row) for row in rows],
-    )
+        of_paper = "" if paper is None else f" on {paper}"
+        say(
+            f"no verdicts{of_paper} yet; `suite run CASE` makes some, `suite claims CASE` judges what there is"
+        )
+    for (name, of_size), group in itertools.groupby(rows, lambda row: (row["case_name"], row["size"])):
+        print(f"{name}, size {of_size}")
+        print_verdicts([*group])
 
 
 def _judged(case: str, size: str | None, overrides: list[str], out: Any) -> list[dict[str, Any]]:
@@ -98,18 +100,3 @@ def _of_paper(rows: list[dict[str, Any]], paper: str) -> list[dict[str, Any]]:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise WrongCommand(f"suite claims: unknown paper {paper!r}; there are {', '.join(known)}{hint}")
     return [row for row in rows if row["paper"] == paper]
-
-
-def _row(row: dict[str, Any]) -> tuple[Any, ...]:
-    low, high = row["low"], row["high"]
-    return (
-        row["case_name"],
-        row["size"],
-        row["claim_id"],
-        row["verdict"],
-        row["effect"],
-        None if low is None or high is None else f"{low:.3g} to {high:.3g}",
-        row["num_pairs"],
-        row["fidelity"],
-        row["reason"],
-    )

@@ -6,6 +6,7 @@ environment is unfit; 5 nothing to run; 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from pathlib import Path
 
 OK, DIFFERS, WRONG, FAILED, UNFIT, NOTHING, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 BROKEN_PIPE = 141
+DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+"""Errors of writing, which come without the name of the file."""
 
 
 class WrongCommand(Exception):  # noqa: N818
@@ -24,6 +27,8 @@ class WrongCommand(Exception):  # noqa: N818
 
 def settle(error: BaseException, arguments: Sequence[str]) -> int:
     """Tell the user what went wrong, without a traceback for what is not the suite's own fault."""
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        return BROKEN_PIPE  # the command-line library saw it first
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else WRONG
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
@@ -40,7 +45,7 @@ def settle(error: BaseException, arguments: Sequence[str]) -> int:
         return code
     code = _known(error)
     if code is not None:
-        _say(str(error))
+        _say(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error))
         return code
     _say(
         f"unexpected {type(error).__name__}: {_first_line(error)}; "
@@ -62,7 +67,7 @@ def _known(error: BaseException) -> int | None:
         return WRONG
     if isinstance(error, StoreError | FolderError | LaunchError):
         return UNFIT
-    if isinstance(error, OSError) and error.filename is not None:
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in DISK):
         return UNFIT
     return None
 

@@ -23,8 +23,10 @@ def ingest(
 
     if not folder.is_dir():
         raise WrongCommand(f"{folder} is not a folder")
+    journals = folder / "journals" if (folder / "journals").is_dir() else folder
+    if next(journals.glob("*/*/run.json"), None) is None:
+        raise WrongCommand(f"{journals} has no run: there is no KEY/ATTEMPT/run.json below it")
     target = OutFolder(out)
     target.create()
-    journals = folder / "journals" if (folder / "journals").is_dir() else folder
     number = Store(target.database, on_wait=say).ingest_tree(journals)
-    say(f"{number} runs brought something new into {target.database}")
+    say(f"{target.database}: {number} {'run' if number == 1 else 'runs'} brought something new")

@@ -11,14 +11,14 @@ from suite.cli.failures import WrongCommand
 from suite.cli.output import JsonOption, print_json, print_table
 
 Rows = Sequence[dict[str, Any]]
-NAMES = "cases, models, precisions, optimizers, parallelisms, ageing, papers, probes or metrics"
+NAMES = "cases, models, precisions, optimizers, parallelisms, ageing, papers, probes, metrics or measures"
 
 
 def list(
     kind: Annotated[str, typer.Argument(help=NAMES)] = "cases",
     json: JsonOption = False,
 ) -> None:
-    """List cases, presets, papers, probes or metrics."""
+    """List cases, presets, papers, probes, metrics or measures."""
     lister = KINDS.get(kind)
     if lister is None:
         import difflib
@@ -126,6 +126,22 @@ def _metrics() -> Rows:
     ]
 
 
+def _measures() -> Rows:
+    from suite.judge.measures import STATISTICS
+
+    return [
+        {
+            "name": info.name,
+            "metric": info.metric,
+            "unit": info.unit,
+            "better": info.direction,
+            "scoped": "yes" if info.scoped else "no",
+            "meaning": info.meaning,
+        }
+        for info in STATISTICS.values()
+    ]
+
+
 KINDS: dict[str, Callable[[], Rows]] = {
     "cases": _cases,
     "models": _models,
@@ -136,4 +152,5 @@ KINDS: dict[str, Callable[[], Rows]] = {
     "papers": _papers,
     "probes": _probes,
     "metrics": _metrics,
+    "measures": _measures,
 }

@@ -6,7 +6,7 @@ import datetime
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,9 +51,34 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def print_verdicts(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Verdicts as a table that fits a terminal, then their reasons: in a column these would be unreadable."""
+    print_table(
+        ("claim", "verdict", "effect", "interval", "pairs"),
+        [
+            (row["claim_id"], row["verdict"], _short(row["effect"]), _interval(row), row["num_pairs"])
+            for row in rows
+        ],
+    )
+    for row in rows:
+        fidelity = "" if row["fidelity"] in (None, "native") else f" ({row['fidelity']})"
+        print(f"{row['claim_id']}{fidelity}: {row['reason']}")
+
+
+def _short(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3g}"
+
+
+def _interval(row: Mapping[str, Any]) -> str | None:
+    low, high = _short(row["low"]), _short(row["high"])
+    return None if low is None or high is None else f"{low} to {high}"
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table on stdout: drawn by rich on a terminal, plain columns two spaces apart elsewhere."""
     cells = [[_cell(value) for value in row] for row in rows]
+    if not columns:
+        return
     if sys.stdout.isatty():
         _print_rich(columns, cells)
         return
@@ -62,15 +87,21 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+_WHOLE = 20
+"""Columns no wider than this are never folded."""
+
+
 def _print_rich(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for position, column in enumerate(columns):
+        # Keys, words and numbers stay whole; what does not fit is folded where the text is long.
+        width = max(map(len, (column, *(row[position] for row in cells))))
+        table.add_column(Text(column), overflow="fold", no_wrap=width <= _WHOLE)
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)

@@ -52,16 +52,24 @@ def _show(prediction: Prediction) -> None:
         ("key", "labels", "status", "fidelity", "parameters", "steps", "peak", "FLOPs", "time"),
         [_row(run) for run in prediction.runs],
     )
-    sources = dict.fromkeys(run.seconds_source for run in prediction.runs)
     left = len(prediction.runs) - prediction.num_done
+    if left == 0:
+        print(f"all {len(prediction.runs)} runs are done")
+    else:
+        print(_time_left(prediction, left))
+    if prediction.claims:
+        print_table(
+            ("claim", "decidable here", "why"),
+            [(claim.id, "yes" if claim.decidable else "no", claim.reason) for claim in prediction.claims],
+        )
+
+
+def _time_left(prediction: Prediction, left: int) -> str:
+    sources = dict.fromkeys(run.seconds_source for run in prediction.runs)
     seconds = prediction.wall_seconds
     time = "in an unknown time" if seconds is None else f"in about {format_seconds(seconds)}"
     jobs = f"{prediction.jobs} side by side ({prediction.jobs_reason})"
-    print(f"{left} of {len(prediction.runs)} runs left, {time}, {jobs}; times from: {'; '.join(sources)}")
-    print_table(
-        ("claim", "decidable here", "why"),
-        [(claim.id, "yes" if claim.decidable else "no", claim.reason) for claim in prediction.claims],
-    )
+    return f"{left} of {len(prediction.runs)} runs left, {time}, {jobs}; times from: {'; '.join(sources)}"
 
 
 def _row(run: RunPrediction) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -23,6 +24,11 @@ def query(
 
     names, rows = Store(out / "suite.duckdb", read_only=True, on_wait=say).query(sql)
     if json:
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
+        print_json([dict(zip(_distinct(names), row, strict=True)) for row in rows])
     else:
         print_table(names, rows)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Column names with repeated ones numbered, as in DuckDB's own tables: `loss`, `loss_1`."""
+    return [f"{name}_{names[:i].count(name)}" if name in names[:i] else name for i, name in enumerate(names)]

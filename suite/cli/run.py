@@ -16,7 +16,7 @@ from suite.cli.output import (
     SetOption,
     SizeOption,
     print_json,
-    print_table,
+    print_verdicts,
     say,
 )
 
@@ -80,10 +80,7 @@ def run(
 def _conclude(result: Answer, show_table: bool) -> None:
     say(_describe(result.outcome))
     if result.verdicts and show_table:
-        print_table(("claim", "verdict", "effect", "interval", "pairs"), map(_verdict_row, result.verdicts))
-        # Reasons are sentences: in a column of the table they would be unreadable.
-        for verdict in result.verdicts:
-            print(f"{verdict['claim_id']}: {verdict['reason']}")
+        print_verdicts(result.verdicts)
     if result.site is not None:
         say(f"site: {result.site}")
 
@@ -95,18 +92,6 @@ def _describe(outcome: Outcome) -> str:
         counts[status] = counts.get(status, 0) + 1
     bad = [f"{number} {status}" for status, number in sorted(counts.items()) if status != "ok"]
     return f"{text}; not ok: {', '.join(bad)} (suite status says why)" if bad else text
-
-
-def _verdict_row(verdict: dict[str, Any]) -> tuple[Any, ...]:
-    low, high = verdict["low"], verdict["high"]
-    interval = None if low is None or high is None else f"{low:.3g} to {high:.3g}"
-    return (
-        verdict["claim_id"],
-        verdict["verdict"],
-        verdict["effect"],
-        interval,
-        verdict["num_pairs"],
-    )
 
 
 def _as_json(result: Answer, case: str, size: str) -> dict[str, Any]:

@@ -38,6 +38,8 @@ def status(
     from results.store import Store
     from suite.execute import OutFolder
 
+    if case is None and (size is not None or set_):
+        raise WrongCommand("suite status: --size and --set need a CASE")
     store = Store(out / "suite.duckdb", read_only=True, on_wait=say)
     rows = _cases(store) if case is None else _runs(store, OutFolder(out), case, size, list(set_ or []))
     if json:

@@ -80,8 +80,9 @@ def list_cases() -> list[CaseEntry]:
 def load_case(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Case:
     """The case of a file, or a built-in one by name, with `--set` overrides.
 
-    All sizes are expanded and checked, so that a mistake shows before anything runs. Raises CaseError with
-    all that is wrong.
+    All sizes are expanded and checked, so that a mistake shows before anything runs; with overrides, which may
+    suit one size alone, one sound size is enough, and `expand` tells of its own. Raises CaseError with all that
+    is wrong.
     """
     path = _find(path_or_name)
     sets, problems = parse_overrides(overrides)
@@ -118,9 +119,8 @@ def load_case(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Case:
 
 def _check(root: Node, sets: list[Override], incomplete: bool) -> list[Problem]:
     """What is wrong beyond the file's shape: at every size, then between the sizes and the claims."""
-    problems: list[Problem] = []
-    for name in sizes_of(root):
-        problems += build(root, name, sets, incomplete).problems
+    by_size = [build(root, name, sets, incomplete).problems for name in sizes_of(root)]
+    problems = [each for found in by_size for each in found] if not sets or all(by_size) else []
     as_written = all_points(root)
     problems += check_papers(root) + check_excludes(root, as_written) + check_claims(root, as_written)
     return problems

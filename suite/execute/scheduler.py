@@ -24,8 +24,9 @@ from harness.launch.base import WORKER
 from suite.execute.events import Event, Finished, Message, Started
 from suite.execute.folder import OutFolder, key_lock
 from suite.execute.interrupts import StopRequest
+from suite.execute.litter import InUse, sweep
 from suite.execute.order import priorities
-from suite.execute.outcome import FINAL, Outcome, explain
+from suite.execute.outcome import FINAL, Ending, Outcome, explain
 from suite.execute.request import AttemptRequest, build_request
 from suite.execute.resources import choose_jobs, num_oom_kills
 from suite.execute.watch import Watch
@@ -128,19 +129,23 @@ class _Work:
 
     def run(self, stop: StopRequest) -> Outcome:
         """Until nothing is left to do or a stop is asked for."""
-        self._read_database()
-        num_done_before = len(self._statuses)
-        try:
-            while (self._todo or self._running) and stop.name is None:
-                self._start_ready()
-                if self._todo or self._running:
-                    self._turn()
-            if stop.name is not None:
-                self._stop_all(stop.name)
-        finally:
-            self._launcher.close()
-            for lock in self._locks.values():
-                lock.release()
+        with InUse(self._out) as use:
+            self._read_database()
+            if use.alone:
+                sweep(self._out, self._database.open())
+                use.share()
+            num_done_before = len(self._statuses)
+            try:
+                while (self._todo or self._running) and stop.name is None:
+                    self._start_ready()
+                    if self._todo or self._running:
+                        self._turn()
+                if stop.name is not None:
+                    self._stop_all(stop.name)
+            finally:
+                self._launcher.close()
+                for lock in self._locks.values():
+                    lock.release()
         num_failed = sum(status != "ok" for status in self._statuses.values())
         interrupted = stop.name is not None
         return Outcome(len(self._ran), num_done_before, num_failed, interrupted, dict(self._statuses))
@@ -283,6 +288,7 @@ class _Work:
         run = running.run
         now, before = num_oom_kills(), running.oom_kills_before
         ending = explain(exit, running.watch.stopped, None if now is None or before is None else now - before)
+        _record_end(exit.run_dir, ending)
         with self._database.open() as store:
             store.ingest(exit.run_dir, status=ending.status, reason=ending.reason)
             row = store.status_of([run.key])[run.key]
@@ -319,6 +325,19 @@ class _Work:
             running.watch.stop("interrupted", f"stopped by {name}")
         while self._running:
             self._turn()
+
+
+def _record_end(run_dir: Path, ending: Ending) -> None:
+    """Write into a dead run's journal how it ended, if it could not: then the journals alone tell everything."""
+    from results.journal import JournalWriter, read_journal
+
+    path = run_dir / "rank0.journal"
+    # On a full disk the database gets the ending from this command alone.
+    with suppress(OSError):
+        if not path.exists() or all(record["k"] != "end" for record in read_journal(path).records):
+            journal = JournalWriter(path)
+            journal.end(ending.status, ending.reason)
+            journal.close()
 
 
 def _peak_bytes(store: Store, key: str) -> float | None:

@@ -108,7 +108,7 @@ def decide(rule: Rule, effects: Sequence[float]) -> Decision:
 def _decide_finite(rule: Rule, interval: Interval) -> tuple[Word, str, int | None]:
     low, high = interval.low, interval.high
     if not interval.bounded:
-        return "inconclusive", "one pair has no spread; at least 2 are needed for any interval", 2
+        return "inconclusive", "one value has no spread; at least 2 seeds are needed for any interval", 2
     if rule.admits(low) and rule.admits(high):
         return "reproduced", _placed(rule, True), None
     direction = _direction(rule, interval)

@@ -185,7 +185,11 @@ def judge_claim(plan: Plan, claim: Claim, evidence: Evidence) -> Verdict:
         *base_notes(runs),
     ]
     if single:
-        notes.append(f"{len(single)} runs have no partner and are left out")
+        notes.append(
+            "1 run has no partner and is left out"
+            if len(single) == 1
+            else f"{len(single)} runs have no partner and are left out"
+        )
     back = math.exp if measure.comparison == "ratio" else float
     interval = decision.interval
     bounded = interval is not None and interval.bounded

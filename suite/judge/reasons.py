@@ -92,12 +92,12 @@ def missing_notes(
             causes.append(f"{arm_name(run)} recorded no {measure.statistic.metric}")
         else:
             causes.append(f"{arm_name(run)} is {row.status}" + (f" ({row.reason})" if row.reason else ""))
-    seeds = ", ".join(str(seed) for seed in left_out)
+    seeds = f"seed{'' if len(left_out) == 1 else 's'} {', '.join(str(seed) for seed in left_out)}"
     causes = list(dict.fromkeys(causes)) or [
         "the effect is undefined: both sides diverged, or a ratio of values not above 0"
     ]
     more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
-    return [f"seed {seeds} left out: {'; '.join(causes[:3])}{more}"]
+    return [f"{seeds} left out: {'; '.join(causes[:3])}{more}"]
 
 
 def averaging_notes(units: Sequence[Unit]) -> list[str]:

@@ -79,8 +79,21 @@ def test_tensors_that_are_not_contiguous(tmp_path: Path) -> None:
     assert torch.equal(checkpoint.load_checkpoint(tmp_path, sha256)[0]["a"], wanted)
 
 
+@pytest.mark.parametrize("damage", ["flip", "cut", "grow"])
+def test_a_damaged_checkpoint_is_removed_and_said(tmp_path: Path, damage: str) -> None:
+    sha256 = checkpoint.save_checkpoint(tmp_path, {"weight": torch.arange(64.0)})
+    path = tmp_path / f"{sha256}.safetensors"
+    content = bytearray(path.read_bytes())
+    if damage == "flip":
+        content[-5] ^= 1
+    path.write_bytes({"flip": content, "cut": content[:-4], "grow": content + b"\0"}[damage])
+    with pytest.raises(checkpoint.DamagedCheckpoint, match="was damaged and has been removed"):
+        checkpoint.load_checkpoint(tmp_path, sha256)
+    assert not path.exists()
+
+
 def test_a_missing_checkpoint_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is missing; run the case again with --retry"):
+    with pytest.raises(FileNotFoundError, match="is missing; the next `suite run` makes it anew"):
         checkpoint.load_checkpoint(tmp_path, "0" * 64)
 
 

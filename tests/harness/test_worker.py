@@ -16,7 +16,7 @@ import torch
 from harness import worker
 from harness.registry import TASKS
 from harness.run import Diverged
-from harness.spec import ModelSpec, PrecisionSpec, RunSpec
+from harness.spec import LimitsSpec, ModelSpec, PrecisionSpec, RunSpec
 from results.journal import JournalWriter, read_journal
 
 SPEC = RunSpec(
@@ -72,15 +72,21 @@ def raising(error: BaseException) -> Task:
         (torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"), 10, "oom", "CUDA out of memory. Tried"),
         (
             RuntimeError(
-                "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 5 bytes"
+                "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
             ),
             10,
             "oom",
-            "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 5 bytes",
+            "DefaultCPUAllocator: can't allocate memory",
         ),
         (OSError(12, "Cannot allocate memory"), 10, "oom", "[Errno 12] Cannot allocate memory"),
         (ValueError("no such thing\nmore"), 1, "crashed", "ValueError: no such thing"),
         (RuntimeError(), 1, "crashed", "RuntimeError: RuntimeError"),
+        (
+            RuntimeError("could not create a primitive"),
+            1,
+            "crashed",
+            "RuntimeError: could not create a primitive",
+        ),
     ],
 )
 def test_errors_become_outcomes(
@@ -91,6 +97,13 @@ def test_errors_become_outcomes(
     reason: str,
 ) -> None:
     assert run_task(raising(error)) == (code, status, reason)
+
+
+def test_under_a_memory_limit_the_reason_names_it(run_task: RunTask) -> None:
+    """oneDNN, denied memory, does not say so."""
+    spec = SPEC.model_copy(update={"limits": LimitsSpec(memory_bytes=70_000_000)})
+    reason = "more than 70 MB (limits.memory_bytes): could not create a primitive"
+    assert run_task(raising(RuntimeError("could not create a primitive")), spec) == (10, "oom", reason)
 
 
 def test_an_unknown_task_names_those_there_are(tmp_path: Path) -> None:

@@ -184,6 +184,7 @@ def test_another_machines_run_of_the_same_number_is_kept_apart(
         (None, "no run.json"),
         ('{"key": "k1"', "damaged"),
         ("{}", "damaged"),
+        ('{"key": "k1", "attempt": 1, "spec": []}', "spec must be a mapping"),
         ('{"key": 3, "attempt": 1}', "text"),
     ],
 )

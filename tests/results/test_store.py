@@ -225,8 +225,14 @@ def test_reading_what_is_not_there(tmp_path: Path, store: Store) -> None:
 
 def test_a_file_that_is_no_database_of_ours(tmp_path: Path) -> None:
     (tmp_path / "text.duckdb").write_text("hello")
-    with pytest.raises(StoreError, match="cannot open"):
+    with pytest.raises(StoreError, match=r"cannot use .*suite ingest"):
         Store(tmp_path / "text.duckdb").runs()
+    Store(tmp_path / "damaged.duckdb").save_verdicts([])
+    content = bytearray((tmp_path / "damaged.duckdb").read_bytes())
+    content[8192:8200] = b"\xff" * 8
+    (tmp_path / "damaged.duckdb").write_bytes(content)
+    with pytest.raises(StoreError, match=r"Corrupt.*suite ingest"):
+        Store(tmp_path / "damaged.duckdb").runs()
     import duckdb
 
     duckdb.connect(str(tmp_path / "other.duckdb")).close()

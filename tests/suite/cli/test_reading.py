@@ -45,6 +45,9 @@ def test_query(with_runs) -> None:
         ["6", "0.5", "-"],
     ]
     assert with_runs("query", "SELECT 'nan'::DOUBLE AS x, 1 AS y", "--json").data == [{"x": None, "y": 1}]
+    assert with_runs("query", "SELECT 1 AS x, 2 AS x", "--json").data == [{"x": 1, "x_1": 2}]
+    nothing = with_runs("query", " ")
+    assert (nothing.code, nothing.stdout) == (2, "") and "no SQL" in nothing.stderr
 
 
 def test_query_cannot_write(with_runs) -> None:
@@ -75,7 +78,18 @@ def test_export_merge_ingest(with_runs) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["cases", "models", "precisions", "optimizers", "parallelisms", "ageing", "papers", "probes", "metrics"],
+    [
+        "cases",
+        "models",
+        "precisions",
+        "optimizers",
+        "parallelisms",
+        "ageing",
+        "papers",
+        "probes",
+        "metrics",
+        "measures",
+    ],
 )
 def test_list(suite_command, kind: str) -> None:
     rows = suite_command("list", kind, "--json").data
@@ -99,6 +113,8 @@ def test_schema(suite_command) -> None:
 def test_claims_are_registered(with_runs) -> None:
     rows = with_runs("claims", "--json").data
     assert {row["claim_id"]: row["verdict"] for row in rows} == {"same": "reproduced", "worse": "differs"}
+    assert with_runs("claims").stdout.startswith("case, size default\nclaim ")
+    assert "no verdicts on tweo2025" in with_runs("claims", "--paper", "tweo2025").stderr
 
 
 def test_doctor(suite_command, monkeypatch) -> None:
@@ -116,7 +132,7 @@ def test_doctor(suite_command, monkeypatch) -> None:
         "GPU",
         "extra te",
     } <= checks.keys()
-    assert not Path("out").exists(), "it only looks"
+    assert not Path("out").exists() and not list(Path().glob(".*")), "it leaves nothing"
     monkeypatch.setattr(suite.doctor, "_version", lambda name: None)
     said = suite_command("doctor")
     assert said.code == 4

@@ -244,3 +244,14 @@ def test_keys_are_stable(plan_of: WritePlan) -> None:
         HEAD + "start_from: {tokens: 1M}\nmatrix: {precision: [fp8-delayed], ageing: [static-12]}\n"
     )
     assert [run.key for run in plan.runs] == ["93ad947afd70b9fa", "9385f063893b2bce"]
+
+
+def test_an_override_may_suit_one_size_alone(plan_of: WritePlan) -> None:
+    sizes = "sizes:\n  laptop: {seq_len: 128}\n  gpu: {seq_len: 512, model: llama-15m}\n"
+    text = HEAD + sizes
+    short = "model.max_seq_len=256"
+    assert {run.spec.seq_len for run in plan_of(text, short, size="laptop").runs} == {128}
+    with pytest.raises(CaseError, match="max_seq_len 256"):
+        plan_of(text, short, size="gpu")
+    with pytest.raises(CaseError, match="max_seq_len 64"):
+        plan_of(text, "model.max_seq_len=64", size="laptop")

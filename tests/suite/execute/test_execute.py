@@ -10,6 +10,7 @@ import pytest
 import harness.launch.base
 import suite.execute.watch
 from harness.spec import LimitsSpec, ParallelismSpec
+from results.store import Store
 from suite.execute import Message, Started
 from suite.execute.folder import FolderError, OutFolder, key_lock
 
@@ -89,6 +90,11 @@ def test_every_status_with_its_reason(bench, make, mode, monkeypatch) -> None:
     assert all(len(bench.attempts(run)) == 1 for run in runs.values()), (
         "none of these was killed from outside"
     )
+    # The journals alone, taken elsewhere, say the same.
+    elsewhere = Store(bench.out / "elsewhere.duckdb")
+    elsewhere.ingest_tree(bench.out / "journals")
+    told = {row.key: (row.status, row.reason) for row in elsewhere.runs()}
+    assert told == {row.key: (row.status, row.reason) for row in rows.values() if row.status != "skipped"}
 
 
 def test_which_are_tried_again(bench, make) -> None:
@@ -161,6 +167,10 @@ def test_journals_of_a_dead_command_are_taken_in(bench, make) -> None:
     run = make(0, steps=6, do="hang", at=4, step_s=0.02, limits=LimitsSpec(hang_s=0.5))
     bench.run(run)
     (bench.out / "suite.duckdb").unlink()
+    journal = bench.out / "journals" / run.key / "1" / "rank0.journal"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert b'"end"' in lines[-1]
+    journal.write_bytes(b"".join(lines[:-1]))
     (bench.out / "journals" / run.key / "2").mkdir()
     outcome = bench.run(make(0, steps=6))
     assert outcome.statuses == {run.key: "ok"}

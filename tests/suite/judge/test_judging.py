@@ -193,7 +193,7 @@ def test_failed_runs_drop_their_pair_and_are_named(world):
     store.finish(plan.select({"precision": "fp8", "seed": 3})[0], status="oom", reason="3.1 GiB wanted")
     verdict = only(judge(plan, store))
     assert (verdict.verdict, verdict.num_pairs) == ("reproduced", 3)
-    assert "seed 3 left out: fp8 is oom (3.1 GiB wanted)" in verdict.reason
+    assert "Seed 3 left out: fp8 is oom (3.1 GiB wanted)" in verdict.reason
     del store.rows[plan.select({"precision": "bf16", "seed": 2})[0].key]
     verdict = only(judge(plan, store))
     assert verdict.num_pairs == 2
@@ -300,7 +300,7 @@ def test_one_base_under_all_seeds_is_said(world):
     for position, run in enumerate(plan.runs):
         spec = run.spec.model_copy(update={"start_from": base})
         plan.runs[position] = dataclasses.replace(run, spec=spec)
-    assert "all runs start from one base" in only(judge(plan, store)).reason
+    assert "All runs start from one base" in only(judge(plan, store)).reason
 
 
 def test_row_has_the_columns_of_the_table(world):
