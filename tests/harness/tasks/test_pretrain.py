@@ -130,7 +130,7 @@ def test_start_from_a_checkpoint_that_is_gone_or_does_not_fit(runs: Runs, spec: 
     base = spec(keep_checkpoint=True)
     gone = runs(spec(start_from=base), start_checkpoint="0" * 64)
     assert gone.code == 1 and gone.end[0] == "crashed"
-    assert "is missing; run the case again with --retry" in gone.end[1]
+    assert "is missing; the next `suite run` makes it anew" in gone.end[1]
     _, sha256 = start(runs, base)
     other = runs(spec(start_from=base, model={"d_ffn": 64}), start_checkpoint=sha256)
     assert other.end[0] == "crashed" and "[96, 32] in the checkpoint, [128, 32] here" in other.end[1]
