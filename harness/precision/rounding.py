@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.precision.formats import FloatFormat
 
-_EXPONENT_MASK = 0x7F800000
+_EXPONENT, _SIGN = 0x7F800000, -0x80000000
 
 
 def round_to(x: Tensor, fmt: FloatFormat) -> Tensor:
@@ -20,7 +20,11 @@ def round_to(x: Tensor, fmt: FloatFormat) -> Tensor:
 
     The result is FP32 and lies on the grid of `fmt`; the sign of zero is that of `x`.
     """
-    clamped = x.clamp(-fmt.max, fmt.max)
-    power = (clamped.view(torch.int32) & _EXPONENT_MASK).view(torch.float32)
+    rounded = x.clamp(-fmt.max, fmt.max)
+    bits = rounded.view(torch.int32)
+    power = bits.bitwise_and(_EXPONENT).view(torch.float32)
     shift = power.clamp_(min=fmt.min_normal).mul_(1.5 * 2.0 ** (23 - fmt.mantissa_bits))
-    return torch.copysign(clamped.add_(shift).sub_(shift), x)
+    sign = bits.bitwise_and(_SIGN)
+    rounded.add_(shift).sub_(shift)
+    bits.bitwise_or_(sign)  # what underflows to zero keeps its sign; torch.copysign is a scalar loop
+    return rounded

@@ -67,15 +67,15 @@ class Quantizer(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`x` (any float dtype and shape) -> (FP32 tensor on the format's grid, scalar 1/scale)."""
-        x = x.float()
-        amax: Tensor | None = None
+        given, x = x, x.float()
         if self.spec.scaling == "none":
             scale = torch.ones((), device=x.device)
         else:
             low, high = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
             amax = torch.maximum(-low, high)
             scale = self.scale_for(self._reference_amax(amax))
-        scaled = x * scale
+        own = x is not given and not self.collect  # a copy made here, and nobody will compare with it
+        scaled = x.mul_(scale) if own else x * scale
         q = round_to(scaled, self.format)
         if self.collect:
             self.statistics = self._measure(x, scaled, q, scale)
