@@ -87,7 +87,7 @@ def load_training_state(
         slots = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         if slots:
             optimizer.state[parameter] = {
-                slot: value if value.dim() == 0 else value.to(parameter.device, parameter.dtype)
+                slot: value.to(parameter.device, parameter.dtype if value.dim() else value.dtype)
                 for slot, value in slots.items()
             }
 

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Device = Literal["cpu", "cuda"]
 Fidelity = Literal["native", "emulated", "simulated", "predicted"]
 FFN = Literal["swiglu", "smooth-swiglu", "smooth-swiglu-token", "gelu"]
-Role = Literal["activations", "weights", "gradients"]
 
 
 class Frozen(BaseModel):
@@ -193,7 +192,7 @@ class LimitsSpec(Frozen):
     hang_s: float = Field(default=120.0, gt=0)
     """No sign of life for this long and the run is `hung`."""
     memory_bytes: int | None = Field(default=None, gt=0)
-    """Address space of each process above what the interpreter and torch take; past it the run is `oom`."""
+    """Address space of each process above what the interpreter and torch take; past it the run is `oom`. CPU only."""
     loss_above: float | None = None
     """A loss above this for 3 steps on end is `diverged`; a non-finite loss always is."""
 
@@ -221,7 +220,7 @@ class RunSpec(Frozen):
     """Sequences a step, over all data-parallel ranks."""
     seq_len: int = Field(default=128, ge=2)
     seed: int = Field(default=0, ge=0)
-    """Fixes initialisation, data order and stochastic rounding."""
+    """Fixes initialisation and data order."""
     val_tokens: int = Field(default=32768, ge=0)
     """Held-out tokens evaluated at the start and the end of the run; 0: none."""
     ageing: AgeingSpec = AgeingSpec()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The GPU check in one call, ten minutes at most on one card of 24 GB or more:
+# The GPU check in one call, ten minutes at most on one card of 80 GB or more (three runs of 23 GiB):
 #   scripts/gpu_check.sh [OUT]
 # Runs the gpu size of fp8_long_horizon (native BF16, emulated FP8) as far as it gets, compares the two ways of
 # measuring memory, and leaves Parquet in OUT/published/. Copy that folder to results/published/ to keep it.
@@ -10,14 +10,15 @@ cd "$(dirname "$0")/.."
 out=${1:-out/gpu}
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 if [ -n "${WHEELS:-}" ]; then
-    "$python" -m pip install --quiet --no-index --no-deps --target "$out/site" "$WHEELS"/*.whl
-    export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
+    "$python" -m pip install --quiet --no-index --no-deps --target "$out/packages" "$WHEELS"/*.whl
+    export PYTHONPATH="$out/packages${PYTHONPATH:+:$PYTHONPATH}"
 fi
 export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}"
 suite() { "$python" -m suite "$@"; }
 
 suite doctor --out "$out" || true
 status=0
+# Three runs share the card, so their step times are no measure of speed; this check is of numbers and memory.
 # SIGTERM lets the command stop its runs and store what they have.
 timeout --signal=TERM 540 "$python" -m suite run fp8_long_horizon --size gpu --jobs 3 --out "$out" || status=$?
 suite claims fp8_long_horizon --size gpu --out "$out" || true

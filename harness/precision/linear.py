@@ -77,6 +77,7 @@ class QuantizedLinear(Linear):
         self.activations = Quantizer(recipe.activations)
         self.weights = Quantizer(recipe.weights)
         self.gradients = Quantizer(recipe.gradients)
+        self.to(linear.weight.device)  # the quantisers' histories
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.launch import Exit, Launcher, Request, choose_mode, open_launcher
 from harness.launch.base import WORKER
+from suite.declare.plan import nvidia_visible
 from suite.execute.events import Event, Finished, Message, Started
 from suite.execute.folder import OutFolder, key_lock
 from suite.execute.interrupts import StopRequest
@@ -249,6 +250,8 @@ class _Work:
         num_ranks = run.spec.parallelism.num_ranks
         if num_ranks > 1:
             return f"it needs {num_ranks} ranks, and this version's launcher trains on one"
+        if run.spec.device == "cuda" and not nvidia_visible():
+            return "it needs an NVIDIA GPU, and none is visible here"
         return None
 
     def _launch(self, run: PlannedRun, request: AttemptRequest) -> None:
@@ -259,7 +262,9 @@ class _Work:
         (run_dir / "run.json.new").replace(run_dir / "run.json")
         watch = Watch(run_dir, run.spec.limits, self._launcher)
         self._running[run_dir] = _Running(run, watch, time.monotonic(), num_oom_kills())
-        self._launcher.start(Request(run_dir, run.spec.limits.memory_bytes))
+        # CUDA maps far more address space than it uses, so a limit on it would end every run.
+        memory_bytes = run.spec.limits.memory_bytes if run.spec.device == "cpu" else None
+        self._launcher.start(Request(run_dir, memory_bytes))
         self._ran.add(run.key)
         self._tell(
             Started(
