@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from harness.launch.base import worker_environment
+
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("step_process.py")
@@ -26,7 +28,8 @@ ROUNDS = {"llama-0.8m": 3, "llama-15m": 1}
 
 def run_side(side: str, model: str, precision: str) -> dict[str, float]:
     command = [sys.executable, str(SCRIPT), side, model, precision]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    environment = worker_environment() if side == "suite" else None
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=environment)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     assert result["last_loss"] < result["first_loss"]  # it learns: real steps are compared
     return result

@@ -115,6 +115,7 @@ def test_close_ends_everything(launcher: Launcher, make_run_dir: MakeRunDir) -> 
     launcher.start(Request(run_dir))
     wait_for(lambda: launcher.wait(0.02) == [] and pid_of(run_dir) > 0, "started")
     pid = pid_of(run_dir)
+    assert pid in processes_with("harness.launch")
     launcher.close()
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or pid not in processes_with("harness.launch"), "dead")
 
@@ -135,6 +136,8 @@ def test_no_orphan_after_kill_of_parent(mode: str, make_run_dir: MakeRunDir, tmp
     parent = subprocess.Popen([sys.executable, "-c", script, mode, *map(str, run_dirs)])
     try:
         wait_for(lambda: all(pid_of(run_dir) for run_dir in run_dirs), "both started")
+        assert {pid_of(run_dir) for run_dir in run_dirs} <= {*processes_with("harness.launch")}
+        assert processes_with(f"--parent {parent.pid} ") != []
     finally:
         parent.kill()
         parent.wait()
