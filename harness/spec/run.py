@@ -11,107 +11,19 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-Device = Literal["cpu", "cuda"]
-Fidelity = Literal["native", "emulated", "simulated", "predicted"]
-FFN = Literal["swiglu", "smooth-swiglu", "smooth-swiglu-token", "gelu"]
+from harness.precision.formats import find_format
+from harness.spec.attention import AttentionSpec
+from harness.spec.base import Device, Fidelity, Frozen
+from harness.spec.gemm import GemmSpec
+from harness.spec.model import NO_MODEL, ModelSpec
+from harness.spec.notation import parse_cast
+from harness.spec.precision import NO_PRECISION, PrecisionSpec
+from harness.spec.tensor import TensorSpec
 
-
-class Frozen(BaseModel):
-    """Base of all specs: immutable, no unknown keys, attribute docstrings become JSON Schema descriptions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class ModelSpec(Frozen):
-    """A decoder-only transformer. Defaults are Llama's; GPT-2's shape is written with the same fields."""
-
-    name: str
-    num_layers: int = Field(ge=1)
-    d_model: int = Field(ge=8)
-    num_heads: int = Field(ge=1)
-    num_kv_heads: int = Field(ge=1)
-    """Key/value heads of grouped-query attention; equal to num_heads for multi-head attention."""
-    d_head: int | None = Field(default=None, ge=2)
-    """Width of one head; d_model / num_heads where not given (Qwen 3 gives it)."""
-    d_ffn: int = Field(ge=8)
-    vocab_size: int | None = Field(default=None, ge=2)
-    """Published vocabulary; None means the tokenizer's."""
-    max_seq_len: int = Field(default=2048, ge=2)
-    ffn: FFN = "swiglu"
-    """smooth-swiglu: the paper's scale per channel, folded into the weights; smooth-swiglu-token: the code's."""
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    positions: Literal["rope", "learned"] = "rope"
-    qk_norm: bool = False
-    """RMSNorm on each head's query and key (Qwen 3)."""
-    bias: bool = False
-    """Biases on every linear and norm (GPT-2)."""
-    tie_embeddings: bool = False
-    rope_theta: float = Field(default=10000.0, gt=0)
-    norm_eps: float = Field(default=1e-5, gt=0)
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> ModelSpec:
-        if self.d_head is None and self.d_model % self.num_heads:
-            raise ValueError(f"num_heads {self.num_heads} does not divide d_model {self.d_model}")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
-        if self.bias and self.ffn.startswith("smooth"):
-            raise ValueError(f"{self.ffn} scales weights, not biases; use bias: false")
-        if self.head_width % 2 and self.positions == "rope":
-            raise ValueError(f"RoPE needs an even head width, got {self.head_width}")
-        return self
-
-    @property
-    def head_width(self) -> int:
-        return self.d_head or self.d_model // self.num_heads
-
-
-class QuantizerSpec(Frozen):
-    """How one role's tensor is cast before a GEMM: the number format and how its scale is found."""
-
-    format: Literal["e4m3", "e5m2"]
-    scaling: Literal["none", "current", "delayed"] = "current"
-    """current: from this tensor's own amax; delayed: from the amax history of earlier steps; none: scale 1."""
-    history: int = Field(default=16, ge=1)
-    """Steps of amax history kept for delayed scaling."""
-    amax: Literal["max", "most_recent"] = "max"
-    """What delayed scaling takes from the history."""
-    margin: int = 0
-    """The scale is divided by 2^margin."""
-    power_of_two: bool = False
-    """Round the scale down to a power of two (Fishman et al.'s released code does)."""
-
-
-class RecipeSpec(Frozen):
-    """Which format each role of the three GEMMs of a linear gets (forward, dgrad, wgrad)."""
-
-    activations: QuantizerSpec
-    weights: QuantizerSpec
-    gradients: QuantizerSpec
-    high_precision: tuple[str, ...] = ("embedding", "head")
-    """Linears left unquantised, by name suffix: embedding, head, ffn.down, attention.output, layers.0 ..."""
-
-
-class PrecisionSpec(Frozen):
-    """Number formats of a run: GEMM inputs, storage and loss scaling."""
-
-    name: str
-    compute: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """dtype of the matrix products (autocast when it differs from `weights`)."""
-    weights: Literal["fp32", "bf16"] = "fp32"
-    """dtype the parameters, gradients and optimizer states are kept in."""
-    loss_scaling: Literal["none", "dynamic"] = "none"
-    recipe: RecipeSpec | None = None
-    backend: Literal["emulated"] = "emulated"
-    """What runs the recipe; emulated: quantise, dequantise, multiply in `compute`."""
-    paper: str | None = None
-
-    @property
-    def fidelity(self) -> Fidelity:
-        """native when the hardware's own arithmetic gave the numbers, emulated when casts were imitated."""
-        return "emulated" if self.recipe is not None else "native"
+TRAINING_TASKS = ("pretrain",)
+"""Tasks whose runs need a model, a precision and a number of tokens."""
 
 
 class OptimizerSpec(Frozen):
@@ -209,12 +121,12 @@ class RunSpec(Frozen):
     """One fully resolved point of a case's matrix."""
 
     task: str = "pretrain"
-    model: ModelSpec
-    precision: PrecisionSpec
+    model: ModelSpec = NO_MODEL
+    precision: PrecisionSpec = NO_PRECISION
     parallelism: ParallelismSpec = ParallelismSpec(name="single")
     optimizer: OptimizerSpec = OptimizerSpec()
     data: DataSpec = DataSpec()
-    tokens: int = Field(ge=1)
+    tokens: int = Field(default=0, ge=0)
     """Training tokens; the number of steps is this over (batch_size * seq_len), rounded up."""
     batch_size: int = Field(default=8, ge=1)
     """Sequences a step, over all data-parallel ranks."""
@@ -234,8 +146,41 @@ class RunSpec(Frozen):
     """Seconds between resume points; losses do not depend on it."""
     limits: LimitsSpec = LimitsSpec()
     fault: FaultSpec | None = None
+    format: str = ""
+    """The number format that a task about formats looks at."""
+    cast: str = ""
+    """The cast that a task about tensors tries, such as e4m3:current (docs/precision.md)."""
+    tensor: TensorSpec = TensorSpec()
+    attention: AttentionSpec = AttentionSpec()
+    gemm: GemmSpec = GemmSpec()
     start_from: RunSpec | None = None
     """The run whose final weights this one begins with; a spec of its own, trained once and shared."""
+
+    @field_validator("format")
+    @classmethod
+    def _known_format(cls, value: str) -> str:
+        if value:
+            find_format(value)
+        return value
+
+    @field_validator("cast")
+    @classmethod
+    def _known_cast(cls, value: str) -> str:
+        if value:
+            parse_cast(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_training(self) -> RunSpec:
+        given = {
+            "model": self.model != NO_MODEL,
+            "precision": self.precision != NO_PRECISION,
+            "tokens": self.tokens,
+        }
+        missing = [name for name, is_given in given.items() if not is_given]
+        if self.task in TRAINING_TASKS and missing:
+            raise ValueError(f"task {self.task} needs {', '.join(missing)}")
+        return self
 
     @property
     def num_steps(self) -> int:

@@ -1,0 +1,55 @@
+"""A run, fully resolved: the one value that every stage agrees on. No module here imports torch."""
+
+from harness.spec.attention import AttentionSpec
+from harness.spec.base import Device, Fidelity, Frozen
+from harness.spec.gemm import GemmSpec
+from harness.spec.model import FFN, NO_MODEL, ModelSpec
+from harness.spec.precision import (
+    NO_PRECISION,
+    AccumulationSpec,
+    Backend,
+    GemmOverride,
+    PrecisionSpec,
+    QuantizerSpec,
+    RecipeSpec,
+    Scaling,
+)
+from harness.spec.run import (
+    TRAINING_TASKS,
+    AgeingSpec,
+    DataSpec,
+    FaultSpec,
+    LimitsSpec,
+    OptimizerSpec,
+    ParallelismSpec,
+    RunSpec,
+)
+from harness.spec.tensor import TensorSpec
+
+__all__ = [
+    "FFN",
+    "NO_MODEL",
+    "NO_PRECISION",
+    "TRAINING_TASKS",
+    "AccumulationSpec",
+    "AgeingSpec",
+    "AttentionSpec",
+    "Backend",
+    "DataSpec",
+    "Device",
+    "FaultSpec",
+    "Fidelity",
+    "Frozen",
+    "GemmOverride",
+    "GemmSpec",
+    "LimitsSpec",
+    "ModelSpec",
+    "OptimizerSpec",
+    "ParallelismSpec",
+    "PrecisionSpec",
+    "QuantizerSpec",
+    "RecipeSpec",
+    "RunSpec",
+    "Scaling",
+    "TensorSpec",
+]

@@ -1,0 +1,59 @@
+"""The shape of a language model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from harness.spec.base import Frozen
+
+FFN = Literal["swiglu", "smooth-swiglu", "smooth-swiglu-token", "gelu"]
+
+
+class ModelSpec(Frozen):
+    """A decoder-only transformer. Defaults are Llama's; GPT-2's shape is written with the same fields."""
+
+    name: str
+    num_layers: int = Field(ge=1)
+    d_model: int = Field(ge=8)
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    """Key/value heads of grouped-query attention; equal to num_heads for multi-head attention."""
+    d_head: int | None = Field(default=None, ge=2)
+    """Width of one head; d_model / num_heads where not given (Qwen 3 gives it)."""
+    d_ffn: int = Field(ge=8)
+    vocab_size: int | None = Field(default=None, ge=2)
+    """Published vocabulary; None means the tokenizer's."""
+    max_seq_len: int = Field(default=2048, ge=2)
+    ffn: FFN = "swiglu"
+    """smooth-swiglu: the paper's scale per channel, folded into the weights; smooth-swiglu-token: the code's."""
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    positions: Literal["rope", "learned"] = "rope"
+    qk_norm: bool = False
+    """RMSNorm on each head's query and key (Qwen 3)."""
+    bias: bool = False
+    """Biases on every linear and norm (GPT-2)."""
+    tie_embeddings: bool = False
+    rope_theta: float = Field(default=10000.0, gt=0)
+    norm_eps: float = Field(default=1e-5, gt=0)
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> ModelSpec:
+        if self.d_head is None and self.d_model % self.num_heads:
+            raise ValueError(f"num_heads {self.num_heads} does not divide d_model {self.d_model}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
+        if self.bias and self.ffn.startswith("smooth"):
+            raise ValueError(f"{self.ffn} scales weights, not biases; use bias: false")
+        if self.head_width % 2 and self.positions == "rope":
+            raise ValueError(f"RoPE needs an even head width, got {self.head_width}")
+        return self
+
+    @property
+    def head_width(self) -> int:
+        return self.d_head or self.d_model // self.num_heads
+
+
+NO_MODEL = ModelSpec(name="none", num_layers=1, d_model=8, num_heads=1, num_kv_heads=1, d_ffn=8)
+"""Stands where a task has no model."""
