@@ -48,7 +48,7 @@ class FloatFormat:
 
     @property
     def bias(self) -> int:
-        return (1 << (self.exponent_bits - 1)) - 1
+        return int(2 ** (self.exponent_bits - 1)) - 1
 
     @property
     def max_exponent(self) -> int:
@@ -131,7 +131,7 @@ class IntFormat:
 
     @property
     def max(self) -> int:
-        return 2 ** (self.bits - 1) - 1 if self.symmetric else 2**self.bits - 1
+        return int(2 ** (self.bits - 1)) - 1 if self.symmetric else int(2**self.bits) - 1
 
     @property
     def significant_bits(self) -> int:
