@@ -39,7 +39,17 @@ class Registry:
         return getattr(importlib.import_module(module), attribute)
 
 
-TASKS = Registry("task", {"pretrain": "harness.tasks.pretrain:pretrain"})
+TASKS = Registry(
+    "task",
+    {
+        "pretrain": "harness.tasks.pretrain:pretrain",
+        "formats": "harness.tasks.formats:formats",
+        "tensors": "harness.tasks.tensors:tensors",
+        "gemm": "harness.tasks.gemm:gemm",
+        "accumulation": "harness.tasks.accumulation:accumulation",
+        "attention": "harness.tasks.attention:attention",
+    },
+)
 
 PROBES = Registry(
     "probe",
@@ -51,6 +61,7 @@ PROBES = Registry(
         "alignment": "harness.probes.alignment:Alignment",
         "activations": "harness.probes.activations:Activations",
         "quantization": "harness.probes.quantization:Quantization",
+        "attention": "harness.probes.attention:Attention",
         "ablation": "harness.probes.ablation:Ablation",
         "memory": "harness.probes.memory:Memory",
     },

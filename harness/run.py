@@ -21,6 +21,10 @@ class Diverged(Exception):  # noqa: N818 - an outcome, not an error
     """The loss is not finite, or stayed above the limit: an outcome of the run, not a fault of the program."""
 
 
+class Skipped(Exception):  # noqa: N818 - an outcome, not an error
+    """The device lacks what the run is about; the message says what would do."""
+
+
 @dataclass
 class Run:
     """One run in training."""

@@ -1,7 +1,8 @@
 """The process of one run: `python -m harness.worker OUT/journals/KEY/N`.
 
-Reads run.json there, trains, and writes rank0.journal beside it. It never opens the database. The exit status says
-the outcome to the parent (0 ok, 10 oom, 11 diverged, 1 crashed) and the journal's end record says it to everybody.
+Reads run.json there, trains, and writes rank0.journal beside it. It never opens the database. The exit
+status says the outcome to the parent (0 ok, 10 oom, 11 diverged, 12 skipped, 1 crashed) and the journal's end record
+says it to everybody.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ for _name, _value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "PASSIVE"), 
 import torch
 
 from harness.registry import PROBES, TASKS
-from harness.run import Diverged
+from harness.run import Diverged, Skipped
 from harness.spec import LimitsSpec, RunSpec
 from results.environment import describe_environment
 from results.journal import JournalWriter
 
-EXIT_STATUS = {"ok": 0, "crashed": 1, "oom": 10, "diverged": 11}
+EXIT_STATUS = {"ok": 0, "crashed": 1, "oom": 10, "diverged": 11, "skipped": 12}
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
@@ -56,6 +57,8 @@ def run(run_dir: Path) -> int:
         obsolete: list[Path] = TASKS.load(spec.task)(spec, request, journal, checkpoints)
     except Diverged as error:
         return _end(journal, "diverged", str(error))
+    except Skipped as error:
+        return _end(journal, "skipped", str(error))
     except Exception as error:
         traceback.print_exc()
         if _is_out_of_memory(error, spec.limits):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from results.database import StoreError
 from results.journal import MEASURE_PREFIX, split_records
 from results.records import INTERRUPTED, OK, SKIPPED
-from results.rows import find_run, request_columns, save_environment, to_time, write_run
+from results.rows import find_run, noted_fidelity, request_columns, save_environment, to_time, write_run
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -183,8 +183,10 @@ def _run_row(
         status = INTERRUPTED
         reason = reason or "; ".join(["no journal with an end record", *facts.damage])
     resume = facts.resume or (None, None)
+    columns = request_columns(request)
     return {
-        **request_columns(request),
+        **columns,
+        "fidelity": noted_fidelity(facts.notes) or columns["fidelity"],
         "environment_id": before.get("environment_id"),
         "status": status,
         "reason": reason or "",

@@ -69,7 +69,7 @@ class MetricInfo:
     direction: Direction
     meaning: str
     kind: str
-    """loss, speed, memory, optimization, quantization, activations, weights or run."""
+    """loss, speed, memory, optimization, quantization, attention, format, activations, weights, kernels or run."""
 
 
 _REGISTRY: tuple[tuple[str, str, Direction, str, str], ...] = (
@@ -119,6 +119,19 @@ _REGISTRY: tuple[tuple[str, str, Direction, str, str], ...] = (
     ("quant_amax", "1", "none", "largest magnitude before the cast", "quantization"),
     ("quant_scale", "1", "none", "factor applied before the cast", "quantization"),
     ("quant_sqnr_db", "dB", "higher", "signal over quantisation noise of one cast", "quantization"),
+    ("quant_saturated_blocks", "ratio", "lower", "blocks whose largest element was clipped", "quantization"),
+    ("format_max", "1", "none", "largest finite value; scope: who casts", "format"),
+    ("format_min_normal", "1", "none", "smallest value with full precision", "format"),
+    ("format_min_positive", "1", "none", "smallest positive value", "format"),
+    ("format_epsilon", "1", "none", "distance from 1 to the next larger value", "format"),
+    ("format_mantissa_bits", "bits", "none", "bits below the leading one, at best", "format"),
+    ("format_binades", "bits", "none", "log2 of the largest over the smallest positive value", "format"),
+    ("format_num_magnitudes", "count", "none", "finite values that are not negative", "format"),
+    ("format_num_levels", "count", "none", "distinct values of a block or row", "format"),
+    ("format_overflow_start", "1", "none", "smallest number that is cast to no finite value", "format"),
+    ("format_overflows_to_infinity", "1", "none", "1 where infinity stays infinity", "format"),
+    ("format_overflows_to_nan", "1", "none", "1 where infinity becomes NaN", "format"),
+    ("format_mismatches", "count", "lower", "probes that PyTorch's own cast rounds otherwise", "format"),
     (
         "ffn_output_sqnr_db",
         "dB",
@@ -126,6 +139,52 @@ _REGISTRY: tuple[tuple[str, str, Direction, str, str], ...] = (
         "feed-forward output against unquantised; scope: layer",
         "quantization",
     ),
+    (
+        "attention_bias_ulp",
+        "BF16 ulp",
+        "none",
+        "mean error of O, in spacings at the exact value",
+        "attention",
+    ),
+    ("attention_bias_se_ulp", "BF16 ulp", "none", "standard error of that mean, over rows", "attention"),
+    ("attention_sd_ulp", "BF16 ulp", "lower", "standard deviation of an element of O's error", "attention"),
+    ("nan_share", "ratio", "lower", "rows whose O is not finite", "attention"),
+    (
+        "tied_one_share",
+        "ratio",
+        "none",
+        "rows with more than one weight of exactly 1; scope: head",
+        "attention",
+    ),
+    ("lse_error", "nats", "none", "mean error of the saved log-sum-exp", "attention"),
+    (
+        "exp_sum_error",
+        "1",
+        "none",
+        "sum of exp(0) over equal scores, over their number, minus 1",
+        "attention",
+    ),
+    ("delta_bias", "1", "none", "mean over rows of delta minus its exact value", "attention"),
+    ("delta_bias_relative", "1", "none", "sum of delta's errors over the sum of |delta|", "attention"),
+    ("delta_sign_p", "1", "none", "two-sided sign test of delta's errors over rows", "attention"),
+    ("coherence", "1", "none", "|sum| over sum of |W_Q gradient errors|; scope: head", "attention"),
+    ("dq_relative_error", "1", "lower", "error of dQ over dQ, Frobenius norms", "attention"),
+    ("delta_error_sum", "1", "none", "delta's errors summed over tokens and steps; scope: head", "attention"),
+    ("gemm_tflops", "TFLOP/s", "higher", "2mkn over a product's time, operands cast before", "speed"),
+    ("gemm_with_cast_tflops", "TFLOP/s", "higher", "2mkn over the time of product and casts", "speed"),
+    ("gemm_us", "µs", "lower", "time of a product, operands cast before", "speed"),
+    ("gemm_error", "1", "lower", "largest error against the emulation over the largest element", "kernels"),
+    ("gemm_operand_mismatches", "count", "lower", "operand elements unlike the emulation's", "kernels"),
+    ("accumulation_max_error", "ratio", "lower", "largest error of a product over its RMS", "quantization"),
+    ("accumulation_rms_error", "ratio", "lower", "RMS of a product's error over its RMS", "quantization"),
+    ("benchmark_min_s", "s", "lower", "fastest round; scope: benchmark", "kernels"),
+    ("benchmark_median_s", "s", "lower", "median round; scope: benchmark", "kernels"),
+    ("benchmark_mean_s", "s", "lower", "mean of the rounds; scope: benchmark", "kernels"),
+    ("benchmark_max_s", "s", "lower", "slowest round; scope: benchmark", "kernels"),
+    ("benchmark_stddev_s", "s", "lower", "standard deviation of the rounds; scope: benchmark", "kernels"),
+    ("benchmark_rounds", "count", "none", "rounds timed; scope: benchmark", "kernels"),
+    ("benchmark_round_s", "s", "lower", "one round, its number the step; scope: benchmark", "kernels"),
+    ("ratio_to_copy", "ratio", "lower", "time over a copy's of the same tensor; scope: benchmark", "kernels"),
 )
 METRICS: dict[str, MetricInfo] = {entry[0]: MetricInfo(*entry) for entry in _REGISTRY}
 

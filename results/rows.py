@@ -13,6 +13,9 @@ from results.records import SKIPPED
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+FIDELITY_OF_BACKEND = {"emulated": "emulated", "torch": "native", "transformer_engine": "native"}
+"""Backend of a precision recipe (harness.precision.backends) -> fidelity of a run that it carried out."""
+
 _JSON_COLUMNS = ("labels", "spec", "notes", "journal_bytes")
 _ENVIRONMENT_COLUMNS = (
     "hostname", "machine", "cpu", "num_cores", "memory_bytes", "gpu", "driver", "os", "python", "torch",
@@ -76,6 +79,17 @@ def find_run(
     if same is not None and started_at is not None and same["started_at"] is not None:
         return max(taken) + 1, None
     return attempt, same
+
+
+def noted_fidelity(notes: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """What a run's arithmetic turned out to be, by its worker's note `fidelity`, else `backend`; None without either.
+
+    A request cannot know: with backend auto it is the worker's device that decides.
+    """
+    if (said := notes.get("fidelity", {}).get("value")) in FIDELITY_OF_BACKEND.values():
+        return str(said)
+    backend = notes.get("backend", {}).get("value")
+    return FIDELITY_OF_BACKEND.get(backend) if isinstance(backend, str) else None
 
 
 def request_columns(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from results import tree, verdicts
 from results.database import Database, QueryError
+from results.exchange.benchmarks import ingest_session
 from results.exchange.export import export_tables
 from results.exchange.merge import MergeResult, merge_parquet
 from results.ingest import ingest_run
@@ -81,6 +82,11 @@ class Store:
         with self._database.session() as connection:
             known = tree.known_bytes(connection)
         return tree.ingest_folders(tree.new_folders(journals, known, skip_locked), self.ingest)
+
+    def ingest_benchmarks(self, path: Path) -> bool:
+        """Take in a file of pytest-benchmark; False if it is in already. Raises BadBenchmarks."""
+        with self._transaction() as connection:
+            return ingest_session(connection, path)
 
     def skip(self, request: Mapping[str, Any], reason: str) -> None:
         """Record a run that could not start; `request` as in run.json. It replaces an earlier such record."""

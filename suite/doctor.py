@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from suite.capabilities import cast_kernel, families, read_capability
 from suite.execute.folder import OutFolder
 from suite.execute.resources import usable_cores
 
@@ -27,8 +28,8 @@ MIN_FREE_BYTES = 2 * 2**30
 """A laptop case writes some hundred MB of checkpoints and journals."""
 
 EXTRAS = {
-    "te": ("transformer-engine", "FP8 kernels of Transformer Engine; no run uses them yet"),
-    "torchao": ("torchao", "FP8 and MX kernels of torchao; no run uses them yet"),
+    "te": ("transformer-engine", "native FP8, MXFP8 and NVFP4 modules (backend transformer_engine)"),
+    "torchao": ("torchao", "MX and NVFP4 casts of a peer, to compare with in tests and benchmarks"),
     "slurm": ("submitit", "a Slurm cluster; no run is sent there yet"),
     "rl": ("reasoning-gym", "tasks with verifiable answers; no case has one yet"),
     "hf": ("datasets", "corpora from the Hugging Face hub"),
@@ -136,6 +137,7 @@ def _gpu(out: Path) -> Iterator[Check]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         yield Check("GPU", "note", "none seen (no nvidia-smi)", "cases run at size laptop; FP8 is emulated")
+        yield from _native(None)
         return
     command = [
         tool,
@@ -148,10 +150,22 @@ def _gpu(out: Path) -> Iterator[Check]:
         yield Check(
             "GPU", "note", f"nvidia-smi failed: {error}", "the driver and the device files do not agree"
         )
+        yield from _native(None)
         return
+    capabilities = []
     for line in answer.stdout.strip().splitlines():
         name, capability, memory, driver = (part.strip() for part in line.split(",", 3))
         yield Check("GPU", "ok", f"{name}, {memory} MiB, driver {driver}, {native_formats(capability)}")
+        capabilities.append(capability)
+    yield from _native(capabilities[0] if capabilities else None)
+
+
+def _native(capability: str | None) -> Iterator[Check]:
+    """Which families of recipes the first GPU runs itself, and what the others need."""
+    version = None if capability is None else read_capability(capability)
+    for family in families(version):
+        found = f"native: {', '.join(family.backends)}" if family.backends else "emulated only"
+        yield Check(f"recipes {family.name}", "ok" if family.backends else "note", found, family.missing)
 
 
 def native_formats(capability: str) -> str:
@@ -162,6 +176,12 @@ def native_formats(capability: str) -> str:
         return f"compute capability {capability} unknown"
     formats = next((text for least, text in NATIVE_FORMATS if number >= least), "none below FP32")
     return f"compute capability {capability}, native: {formats}"
+
+
+def _kernel(out: Path) -> Iterator[Check]:
+    works, found = cast_kernel()
+    advice = "" if works else "casts run in PyTorch, to the same bits and several times slower; install g++"
+    yield Check("cast kernel", "ok" if works else "note", found, advice)
 
 
 def _extras(out: Path) -> Iterator[Check]:
@@ -188,5 +208,6 @@ LOOKS: tuple[Callable[[Path], Iterator[Check]], ...] = (
     _machine,
     _out_folder,
     _gpu,
+    _kernel,
     _extras,
 )

@@ -146,7 +146,9 @@ def known_plans(
 
     plans = [newest] if newest is not None else []
     entries = _read_plans(folder)
-    _, rows = store.query("SELECT DISTINCT case_name, size FROM runs ORDER BY ALL")
+    _, rows = store.query(
+        "SELECT DISTINCT case_name, size FROM runs WHERE case_name IS NOT NULL ORDER BY ALL"
+    )
     for name, size in rows:
         if newest is not None and (name, size) == (newest.case.name, newest.size):
             continue

@@ -8,6 +8,8 @@ sqrt(2 * num_layers) (GPT-2).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -53,6 +55,8 @@ class Attention(nn.Module):
         self.output = Linear(self.num_heads * self.d_head, spec.d_model, bias=spec.bias)
         self.query_norm = make_norm(spec, self.d_head) if spec.qk_norm else None
         self.key_norm = make_norm(spec, self.d_head) if spec.qk_norm else None
+        self.emulation: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+        """Takes the place of the softmax product (harness.attention.emulation)."""
 
     def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
         batch, tokens, _ = x.shape
@@ -68,7 +72,10 @@ class Attention(nn.Module):
         dtype = torch.float32 if x.device.type == "cpu" else v.dtype
         q, k, v = (part.to(dtype).transpose(1, 2) for part in (q, k, v))
         with torch.autocast(x.device.type, enabled=False):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
+            if self.emulation is not None:
+                out = self.emulation(x, q.float(), k.float(), v.float())
+            else:
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
         out = out.transpose(1, 2).reshape(batch, tokens, heads * self.d_head).to(qkv.dtype)
         result: Tensor = self.output(out)
         return result
@@ -141,6 +148,9 @@ class Transformer(nn.Module):
 
     def feed_forwards(self) -> list[FeedForward]:
         return [block.ffn for block in self.layers]  # type: ignore[misc]
+
+    def attentions(self) -> list[Attention]:
+        return [block.attention for block in self.layers]  # type: ignore[misc]
 
     def end_step(self) -> None:
         for ffn in self.feed_forwards():

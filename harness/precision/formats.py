@@ -101,7 +101,7 @@ class FloatFormat:
         """Finite values that are not negative."""
         exponents = self.max_exponent - self.min_exponent + 1
         below_top = (exponents - 1) << self.mantissa_bits
-        in_top = round((self.max / 2.0**self.max_exponent - 1) * 2**self.mantissa_bits) + 1
+        in_top = int((self.max / 2.0**self.max_exponent - 1) * 2**self.mantissa_bits) + 1
         return below_top + in_top + ((1 << self.mantissa_bits) if self.signed else 0)
 
     def magnitudes(self) -> Iterator[float]:

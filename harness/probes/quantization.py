@@ -1,8 +1,10 @@
 """What the number format does to each tensor, and what that does to each feed-forward's output.
 
-Per layer and role (`layers.0.ffn.down.activations`): amax, scale, clipped and flushed fractions and SQNR of
-the cast, from the training step itself. Per layer (`layers.0`): `ffn_output_sqnr_db`, the feed-forward's
-output against that of the same weights and input without quantisers, in the parameters' own dtype.
+Per cast (`layers.0.ffn.down.activations`; where a role's second GEMM reads a cast of its own, that one too:
+`layers.0.ffn.down.wgrad.activations`): amax, scale, clipped and flushed fractions and SQNR, from the pass that casts
+in the training step itself. A cast with a scale per row or block has no `quant_scale`. Per layer (`layers.0`):
+`ffn_output_sqnr_db`, the feed-forward's output against that of the same weights and input without quantisers, in the
+parameters' own dtype.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 from harness.models.ffn import FeedForward
 from harness.precision.linear import QuantizedLinear, quantizers
-from harness.precision.scaling import NO_NOISE_DB
+from harness.precision.result import NO_NOISE_DB
 from harness.probes.base import Probe
+from harness.spec import QuantizerSpec
 
 
 class Quantization(Probe):
@@ -37,6 +40,9 @@ class Quantization(Probe):
         if not self._active:
             reason = f"precision {spec.precision.name} has no quantisers"
             self.run.record.note("quant_sqnr_db", None, reason)
+        elif any(_scales_are_many(quantizer.spec) for _, quantizer in quantizers(self.run.model)):
+            reason = "casts with a scale per row or block have no single one"
+            self.run.record.note("quant_scale", None, reason)
 
     def before_step(self, step: int) -> None:
         if not self._active:
@@ -93,7 +99,7 @@ class Quantization(Probe):
                         "quant_clipped_fraction": found.clipped_fraction,
                         "quant_flushed_fraction": found.flushed_fraction,
                         "quant_amax": found.amax,
-                        "quant_scale": found.scale,
+                        "quant_scale": None if math.isnan(found.scale) else found.scale,
                         "quant_sqnr_db": found.sqnr_db,
                     },
                     scope=name,
@@ -102,6 +108,10 @@ class Quantization(Probe):
             signal, noise = error.tolist()
             self.run.record.measure(step, {"ffn_output_sqnr_db": _decibel(signal, noise)}, scope=scope)
         self._errors.clear()
+
+
+def _scales_are_many(spec: QuantizerSpec) -> bool:
+    return spec.scaling in ("row", "block", "mx", "nvfp4")
 
 
 def _decibel(signal: float, noise: float) -> float | None:

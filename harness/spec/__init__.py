@@ -15,7 +15,6 @@ from harness.spec.precision import (
     Scaling,
 )
 from harness.spec.run import (
-    TRAINING_TASKS,
     AgeingSpec,
     DataSpec,
     FaultSpec,
@@ -24,6 +23,7 @@ from harness.spec.run import (
     ParallelismSpec,
     RunSpec,
 )
+from harness.spec.tasks import TRAINING_TASKS, reads
 from harness.spec.tensor import TensorSpec
 
 __all__ = [
@@ -52,4 +52,5 @@ __all__ = [
     "RunSpec",
     "Scaling",
     "TensorSpec",
+    "reads",
 ]

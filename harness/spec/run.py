@@ -12,6 +12,7 @@ import json
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from harness.precision.formats import find_format
 from harness.spec.attention import AttentionSpec
@@ -20,10 +21,8 @@ from harness.spec.gemm import GemmSpec
 from harness.spec.model import NO_MODEL, ModelSpec
 from harness.spec.notation import parse_cast
 from harness.spec.precision import NO_PRECISION, PrecisionSpec
+from harness.spec.tasks import EMULATED_STUDIES, NEEDED_FOR_TRAINING, TRAINING_TASKS, reads
 from harness.spec.tensor import TensorSpec
-
-TRAINING_TASKS = ("pretrain",)
-"""Tasks whose runs need a model, a precision and a number of tokens."""
 
 
 class OptimizerSpec(Frozen):
@@ -126,8 +125,8 @@ class RunSpec(Frozen):
     parallelism: ParallelismSpec = ParallelismSpec(name="single")
     optimizer: OptimizerSpec = OptimizerSpec()
     data: DataSpec = DataSpec()
-    tokens: int = Field(default=0, ge=0)
-    """Training tokens; the number of steps is this over (batch_size * seq_len), rounded up."""
+    tokens: int = Field(default=0, json_schema_extra={"minimum": 1})
+    """Training tokens, at least 1; the number of steps is this over (batch_size * seq_len), rounded up."""
     batch_size: int = Field(default=8, ge=1)
     """Sequences a step, over all data-parallel ranks."""
     seq_len: int = Field(default=128, ge=2)
@@ -156,6 +155,13 @@ class RunSpec(Frozen):
     start_from: RunSpec | None = None
     """The run whose final weights this one begins with; a spec of its own, trained once and shared."""
 
+    @field_validator("tokens")
+    @classmethod
+    def _some_tokens(cls, value: int) -> int:
+        if value < 0:  # 0 is what a study's spec holds when it is read back
+            raise PydanticKnownError("greater_than_equal", {"ge": 1})
+        return value
+
     @field_validator("format")
     @classmethod
     def _known_format(cls, value: str) -> str:
@@ -172,22 +178,26 @@ class RunSpec(Frozen):
 
     @model_validator(mode="after")
     def _check_training(self) -> RunSpec:
-        given = {
-            "model": self.model != NO_MODEL,
-            "precision": self.precision != NO_PRECISION,
-            "tokens": self.tokens,
-        }
-        missing = [name for name, is_given in given.items() if not is_given]
-        if self.task in TRAINING_TASKS and missing:
+        given = (self.model != NO_MODEL, self.precision != NO_PRECISION, self.tokens)
+        missing = [name for name, is_given in zip(NEEDED_FOR_TRAINING, given, strict=True) if not is_given]
+        if self.is_training and missing:
             raise ValueError(f"task {self.task} needs {', '.join(missing)}")
         return self
 
     @property
+    def is_training(self) -> bool:
+        """False: a study, which measures something without training."""
+        return self.task in TRAINING_TASKS
+
+    @property
     def num_steps(self) -> int:
+        """Training steps; 0 for a study."""
         return -(-self.tokens // (self.batch_size * self.seq_len))
 
     @property
     def fidelity(self) -> Fidelity:
+        if self.task in EMULATED_STUDIES or (self.attention.is_emulated and reads(self.task, "attention")):
+            return "emulated"
         return self.precision.fidelity
 
     def canonical(self) -> dict[str, Any]:

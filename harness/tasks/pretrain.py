@@ -14,11 +14,15 @@ from typing import Any
 import torch
 
 from harness import checkpoint
+from harness.attention.emulation import emulate
 from harness.data.loader import TokenBatches, validation_batches
 from harness.data.tokens import load_tokens
 from harness.models import ageing, transformer
 from harness.optim import adamw
-from harness.precision.linear import apply_recipe, end_step
+from harness.precision.backends.apply import apply_backend
+from harness.precision.cast import implementation_for
+from harness.precision.linear import Linear, begin_step, end_step
+from harness.precision.operands import carrier_note
 from harness.probes.base import ProbeSet, RunContext, StepValues
 from harness.run import COMPUTE_DTYPES, Diverged, Run
 from harness.spec import RunSpec
@@ -88,6 +92,7 @@ def _build(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, check
     )
     model = transformer.build(spec.model, corpus.vocab_size, spec.seed).to(device)
     journal.measure(0, {"num_parameters": sum(p.numel() for p in model.parameters())})
+    emulate(model, spec.attention)
     resumes = bool(request.get("resume_checkpoint"))
     if spec.start_from is not None and not resumes:
         tensors, _ = checkpoint.load_checkpoint(checkpoints, request["start_checkpoint"])
@@ -100,7 +105,7 @@ def _build(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, check
     elif not resumes:
         _age(spec, model, calibration[0].to(device), corpus.rare_id, journal)
     model.to(COMPUTE_DTYPES[spec.precision.weights])
-    apply_recipe(model, spec.precision)
+    _quantize(model, spec, device, journal)
     scaler = torch.amp.GradScaler(device.type, enabled=spec.precision.loss_scaling == "dynamic")
     run = Run(
         spec=spec,
@@ -116,6 +121,25 @@ def _build(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, check
     if not resumes:
         _calibrate_smooth(run, calibration[0].to(device))
     return run
+
+
+def _quantize(model: torch.nn.Module, spec: RunSpec, device: torch.device, journal: JournalWriter) -> None:
+    """Put the recipe in, and say what multiplies and what casts."""
+    num_linears = len([module for module in model.modules() if isinstance(module, Linear)])
+    choice = apply_backend(model, spec.precision, device, spec.seed)
+    if spec.attention.is_emulated:
+        journal.note("fidelity", "emulated", "attention is the suite's own emulation, whatever multiplies elsewhere")
+    if spec.precision.recipe is None:
+        return
+    kept = num_linears - len(choice.replaced) - len(choice.unfit)
+    journal.note("backend", choice.backend, choice.reason)  # what the run's stored fidelity follows
+    journal.note(
+        "quantized_linears", len(choice.replaced), f"{kept} linears stay unquantised, as the recipe says"
+    )
+    if choice.backend == "emulated":
+        journal.note("product_dtype", *carrier_note(spec.precision))
+    if choice.backend != "transformer_engine":
+        journal.note("cast_implementation", *implementation_for(device))
 
 
 def _age(
@@ -177,6 +201,7 @@ def training_step(run: Run, step: int, probes: ProbeSet | None = None) -> None:
     for group in optimizer.param_groups:
         group["lr"] = run.learning_rate
     inputs, targets = run.batch(step)
+    begin_step(model, step)
     with run.autocast():
         loss = model.loss(inputs, targets)
     strike(spec.fault, step, loss)

@@ -27,6 +27,7 @@ VERBS = (
     "export",
     "ingest",
     "merge",
+    "quantize",
     "schema",
     "doctor",
 )

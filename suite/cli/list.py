@@ -9,16 +9,20 @@ import typer
 
 from suite.cli.failures import WrongCommand
 from suite.cli.output import JsonOption, print_json, print_table
+from suite.cli.precision_rows import cast_rows, format_rows, precision_rows
 
 Rows = Sequence[dict[str, Any]]
-NAMES = "cases, models, precisions, optimizers, parallelisms, ageing, papers, probes, metrics or measures"
+NAMES = (
+    "cases, models, precisions, formats, casts, optimizers, parallelisms, ageing, papers, probes, metrics "
+    "or measures"
+)
 
 
 def list(
     kind: Annotated[str, typer.Argument(help=NAMES)] = "cases",
     json: JsonOption = False,
 ) -> None:
-    """List cases, presets, papers, probes, metrics or measures."""
+    """List cases, presets, formats, casts, papers, probes, metrics or measures."""
     lister = KINDS.get(kind)
     if lister is None:
         import difflib
@@ -145,7 +149,9 @@ def _measures() -> Rows:
 KINDS: dict[str, Callable[[], Rows]] = {
     "cases": _cases,
     "models": _models,
-    "precisions": _presets("precisions"),
+    "precisions": precision_rows,
+    "formats": format_rows,
+    "casts": cast_rows,
     "optimizers": _presets("optimizers"),
     "parallelisms": _presets("parallelisms"),
     "ageing": _presets("ageing"),

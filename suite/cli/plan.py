@@ -79,10 +79,10 @@ def _row(run: RunPrediction) -> tuple[Any, ...]:
         labels,
         run.status,
         run.fidelity,
-        f"{run.num_parameters:,}",
-        run.num_steps,
-        format_bytes(run.bytes["total"]),
-        f"{run.flops:.2e}",
+        "" if run.num_parameters is None else f"{run.num_parameters:,}",
+        "" if run.num_steps is None else run.num_steps,
+        "" if run.bytes is None else format_bytes(run.bytes["total"]),
+        "" if run.flops is None else f"{run.flops:.2e}",
         format_seconds(run.seconds),
     )
 

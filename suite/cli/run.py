@@ -86,7 +86,7 @@ def _conclude(result: Answer, show_table: bool) -> None:
 
 
 def _describe(outcome: Outcome) -> str:
-    text = f"{outcome.num_ran} runs trained, {outcome.num_done_before} were done before"
+    text = f"{outcome.num_ran} runs made, {outcome.num_done_before} were done before"
     counts: dict[str, int] = {}
     for status in outcome.statuses.values():
         counts[status] = counts.get(status, 0) + 1

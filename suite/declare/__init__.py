@@ -5,7 +5,7 @@ from suite.declare.errors import CaseError, Problem
 from suite.declare.papers import Fact, Paper, papers
 from suite.declare.plan import Plan, PlannedRun, expand
 from suite.declare.presets import Preset, preset_texts, presets
-from suite.declare.schema import Claim, Expect, PaperSays
+from suite.declare.schema import Claim, Expect, Figure, PaperSays, Table
 from suite.declare.yaml_loader import Scalar
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Claim",
     "Expect",
     "Fact",
+    "Figure",
     "Paper",
     "PaperSays",
     "Plan",
@@ -22,6 +23,7 @@ __all__ = [
     "Preset",
     "Problem",
     "Scalar",
+    "Table",
     "expand",
     "list_cases",
     "load_case",

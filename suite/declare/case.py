@@ -14,13 +14,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from suite.declare.check_shown import check_shown
 from suite.declare.checks import all_points, check_claims, check_excludes, check_papers
 from suite.declare.errors import CaseError, Problem, display_path, offer, problem, shown
 from suite.declare.layers import merge
 from suite.declare.messages import problems_of
 from suite.declare.overrides import Override, parse_overrides
-from suite.declare.plan import build
-from suite.declare.schema import CaseFile, Claim
+from suite.declare.plan import build, unread_fields
+from suite.declare.schema import CaseFile, Claim, Figure, Table
 from suite.declare.yaml_loader import Node, read_yaml
 from suite.paths import cases_dir
 
@@ -46,6 +47,8 @@ class Case:
     start_from: dict[str, Any] | None
     probes: dict[str, int]
     claims: tuple[Claim, ...]
+    figures: tuple[Figure, ...]
+    tables: tuple[Table, ...]
     notes: str
     overrides: tuple[str, ...] = ()
     """What `--set` changed, as it was typed."""
@@ -111,6 +114,8 @@ def load_case(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Case:
         start_from=written.start_from,
         probes=written.probes,
         claims=written.claims,
+        figures=written.figures,
+        tables=written.tables,
         notes=written.notes,
         overrides=tuple(overrides),
         root=root,
@@ -119,10 +124,13 @@ def load_case(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Case:
 
 def _check(root: Node, sets: list[Override], incomplete: bool) -> list[Problem]:
     """What is wrong beyond the file's shape: at every size, then between the sizes and the claims."""
-    by_size = [build(root, name, sets, incomplete).problems for name in sizes_of(root)]
+    built = [build(root, name, sets, incomplete) for name in sizes_of(root)]
+    by_size = [each.problems for each in built]
     problems = [each for found in by_size for each in found] if not sets or all(by_size) else []
     as_written = all_points(root)
+    problems += unread_fields(built)
     problems += check_papers(root) + check_excludes(root, as_written) + check_claims(root, as_written)
+    problems += check_shown(root, as_written)
     return problems
 
 

@@ -85,7 +85,7 @@ def check_excludes(root: Node, sizes: Sequence[Points]) -> list[Problem]:
         for entry in node.items if node else []:
             if not matrix or not entry.entries:
                 continue
-            found = _check_labels(entry, matrix, "exclude")
+            found = check_labels(entry, matrix, "exclude")
             if not found and not any(matches(labels, entry.plain()) for labels in matrix):
                 found = [
                     problem(
@@ -117,7 +117,7 @@ def check_claims(root: Node, sizes: Sequence[Points]) -> list[Problem]:
             selector = claim.get(side)
             if selector is None or not selector.entries or not arms:
                 continue
-            found = _check_labels(selector, arms, side)
+            found = check_labels(selector, arms, side)
             if not found and not any(matches(labels, selector.plain()) for labels in arms):
                 message = f"{side}: selects no run of this case at any size (got {shown(selector.plain())})"
                 found = [problem(selector.place, message, "suite plan")]
@@ -125,7 +125,7 @@ def check_claims(root: Node, sizes: Sequence[Points]) -> list[Problem]:
     return problems
 
 
-def _check_labels(selector: Node, arms: list[Labels], side: str) -> list[Problem]:
+def check_labels(selector: Node, arms: list[Labels], side: str) -> list[Problem]:
     """Label names and values that no run has."""
     known: dict[str, dict[Scalar, None]] = {}
     for labels in arms:

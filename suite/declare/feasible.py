@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.precision.backends.requirements import native_requirements
 from harness.spec import RunSpec
 
 _SHAPE = (
@@ -57,3 +58,17 @@ def sequence_problem(spec: RunSpec) -> str | None:
     if spec.seq_len <= spec.model.max_seq_len:
         return None
     return f"seq_len {spec.seq_len} is above max_seq_len {spec.model.max_seq_len} of {spec.model.name}"
+
+
+def backend_problem(spec: RunSpec) -> str | None:
+    """Why the precision's backend, asked for by name, cannot run on the run's device, or None where it may.
+
+    Of a GPU only its worker knows the compute capability; a CPU has no native products.
+    """
+    precision = spec.precision
+    if precision.recipe is None or precision.backend in ("auto", "emulated"):
+        return None
+    needs = native_requirements(precision)
+    need = needs.torch if precision.backend == "torch" else needs.transformer_engine
+    lacks = needs.reason if need is None else need.lacking("cpu", None, {}) if spec.device == "cpu" else None
+    return lacks and f"precision {precision.name}: backend {precision.backend} cannot run it: {lacks}"

@@ -18,7 +18,7 @@ from suite.declare.schema import CaseFile
 
 Schema = dict[str, Any]
 
-_NOT_WRITTEN = ("start_from", "keep_checkpoint", "task", "probes")
+_NOT_WRITTEN = ("start_from", "keep_checkpoint", "probes")
 """Fields of a run that are not written among its fields but at the case's top, or set by the plan."""
 
 
@@ -37,6 +37,7 @@ def case_json_schema() -> Schema:
             "label": {"type": "string", "description": "What the value is called among an axis' values."},
         }
     fields = _fields(run_properties, definitions)
+    fields["task"] = task = {"enum": list(TASKS), "description": "What a run does."}
     closed: Schema = {"type": "object", "additionalProperties": False}
     own = {"start_from": {"description": "null: from scratch", "anyOf": [{"type": "null"}, _ref("Fields")]}}
     refs = {name: _ref(f"Fields/properties/{name}") for name in fields}
@@ -49,7 +50,8 @@ def case_json_schema() -> Schema:
         "exclude": {"type": "array", "items": {"type": "object"}},
     }
     for name, value in shape.items():
-        properties[name] = {**value, "description": properties[name]["description"]}
+        definitions[name.capitalize()] = {**value, "description": properties[name]["description"]}
+        properties[name] = _ref(name.capitalize())
     base: Schema = _ref("Fields")
     size: Schema = {**closed, "properties": {**refs, **own, **{name: properties[name] for name in shape}}}
     definitions["Fields"] = {**closed, "description": "Fields of a run.", "properties": fields}
@@ -58,7 +60,7 @@ def case_json_schema() -> Schema:
     keys: Schema = {"enum": list(papers())}
     properties |= {
         "paper": {"anyOf": [keys, {"type": "array", "items": keys}]},
-        "task": {"enum": list(TASKS), "description": "What a run does."},
+        "task": task,
         "base": base,
         "sizes": {"type": "object", "additionalProperties": {"anyOf": [{"type": "null"}, _ref("Size")]}},
         "start_from": {**own["start_from"], "description": properties["start_from"]["description"]},

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from harness.spec import RunSpec
+from harness.spec.tasks import NEEDED_FOR_TRAINING, TRAINING_TASKS
 from suite.declare.errors import CaseError, Place, Problem, offer, problem, shown
 from suite.declare.messages import problems_of, unwrap
 from suite.declare.presets import KIND_OF_FIELD, preset_node, preset_texts
@@ -142,11 +143,18 @@ def run_spec(whole: Node, unread: Collection[str] = ()) -> RunSpec:
 
     Fields in `unread` were written, wrongly, and are not called missing; "*" stands for any.
     """
+    task = whole.get("task")
+    is_training = (RunSpec.model_fields["task"].default if task is None else task.value) in TRAINING_TASKS
+    needed = NEEDED_FOR_TRAINING if is_training else ()
     try:
         text = json.dumps(_numbers(whole, RunSpec))
         return RunSpec.model_validate_json(text, strict=True)
     except ValidationError as error:
-        problems = problems_of(error, whole, RunSpec, "suite schema", unread)
+        tokens = whole.get("tokens")
+        if is_training and tokens is not None and number(tokens.value, (int,)) == 0:
+            message = f"tokens: must be at least 1 (got {shown(tokens.plain())})"
+            raise CaseError([problem(tokens.place, message, "suite schema")]) from None
+        problems = problems_of(error, whole, RunSpec, "suite schema", unread, needed)
         raise CaseError(problems) from None
 
 

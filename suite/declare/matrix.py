@@ -55,7 +55,7 @@ def points(root: Node, size: Node | None, overrides: Sequence[Override]) -> Poin
     values = {name: _values(name, node, found.problems) for name, node in axes.items()}
     start_from = _start_from(_section(root, "start_from"), _section(size, "start_from"))
     entries = [item for part in (root, size) for item in _section(part, "include").items]
-    told_apart = set(axes) | _selected_by_claims(root)
+    told_apart = set(axes) | _selected_by(root)
     included = [_included(entry, told_apart, overrides, found.problems) for entry in entries]
     total = sum(math.prod(len(choice) for choice in each.values()) for each in (values, *included))
     if total > MAX_POINTS:
@@ -136,10 +136,14 @@ def _values(name: str, axis: Node, problems: list[Problem]) -> list[Value]:
     return list(found.items())
 
 
-def _selected_by_claims(root: Node) -> set[str]:
-    """Names of the labels that claims select runs by."""
-    claims = _section(root, "claims").items
-    return {name for claim in claims for side in ("of", "against") for name in _section(claim, side).entries}
+def _selected_by(root: Node) -> set[str]:
+    """Names of the labels that claims, figures and tables select runs by, or lay them out along."""
+    parts = [part for key in ("claims", "figures", "tables") for part in _section(root, key).items]
+    found = {
+        name for part in parts for side in ("of", "against", "where") for name in _section(part, side).entries
+    }
+    axes = [part.get(key) for part in parts for key in ("x", "lines", "rows")]
+    return found | {node.value for node in axes if node is not None and isinstance(node.value, str)}
 
 
 def _included(
@@ -147,7 +151,7 @@ def _included(
 ) -> dict[str, list[Value]]:
     """The fields of an `include` entry with their values.
 
-    A field is a label where it tells runs apart: an axis, a list of values, one that a claim selects by.
+    A field is a label where it tells runs apart: an axis, a list of values, one that a claim or a figure selects by.
     """
     fields = {name: node for name, node in entry.entries.items() if name != "start_from"}
     for override in overrides:

@@ -66,14 +66,24 @@ def fields_at(model: Any, path: Sequence[str | int]) -> list[str]:
 
 
 def problems_of(
-    error: ValidationError, root: Node, model: type[BaseModel], see: str = "", unread: Collection[str] = ()
+    error: ValidationError,
+    root: Node,
+    model: type[BaseModel],
+    see: str = "",
+    unread: Collection[str] = (),
+    needed: Collection[str] = (),
 ) -> list[Problem]:
     """Each error of `error` at the place of its value in `root`, an unknown key at the place of the key.
 
     A key that is missing because another was misspelt is not told twice. Keys in `unread` are not called
-    missing; "*" stands for all of them.
+    missing; "*" stands for all of them. `needed` are keys that must be there though the model could do without;
+    one that is not stands for whatever the model as a whole says.
     """
     found: list[dict[str, Any]] = [dict(details) for details in error.errors(include_url=False)]
+    lacking = [key for key in needed if key not in root.entries]
+    if lacking:
+        found = [details for details in found if details["loc"]]
+        found += [{"type": "missing", "loc": (key,)} for key in lacking]
     missing = [details["loc"] for details in found if details["type"] == "missing"]
     meant = set()
     for details in found:

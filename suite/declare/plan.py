@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.spec import RunSpec
+from harness.spec import RunSpec, reads
 from suite.declare.checks import check_names
 from suite.declare.errors import CaseError, Place, Problem, offer, problem, shown
-from suite.declare.feasible import mesh_problems, sequence_problem, start_problem
+from suite.declare.feasible import backend_problem, mesh_problems, sequence_problem, start_problem
 from suite.declare.labels import matches
 from suite.declare.layers import resolve, run_spec
 from suite.declare.matrix import SIZE_KEYS, Point, points
@@ -61,6 +61,10 @@ class Built:
     problems: list[Problem] = field(default_factory=list)
     incomplete: bool = False
     """Parts of the case could not be read, so that a missing field means nothing."""
+    read: set[str] = field(default_factory=set)
+    """Fields that some run reads."""
+    left_out: dict[str, Problem] = field(default_factory=dict)
+    """Fields that the task of a run does not read, and what to say if no run's does."""
 
 
 def expand(case: Case, size: str | None = None) -> Plan:
@@ -174,11 +178,14 @@ def _spec(layers: list[Node], place: Place, built: Built) -> RunSpec | None:
             problems.append(problem(node.key_place or node.place, message))
     problems += check_names(whole)
     built.problems += problems
+    whole = _only_what_is_read(whole, built)
     try:
         spec = run_spec(whole, ("*",) if built.incomplete else tuple(wrong))
     except CaseError as error:
         built.problems += error.problems
         return None
+    if not spec.is_training:
+        return None if problems else spec
     mesh = whole.get("parallelism") or whole
     found = [
         problem(mesh.place, f"impossible mesh: {text}", "suite list parallelisms")
@@ -187,5 +194,30 @@ def _spec(layers: list[Node], place: Place, built: Built) -> RunSpec | None:
     too_long = sequence_problem(spec)
     if too_long:
         found.append(problem((whole.get("seq_len") or whole).place, too_long))
+    if not_here := backend_problem(spec):
+        found.append(problem((whole.get("precision") or whole).place, not_here, "suite list precisions"))
     built.problems += found
     return None if problems or found else spec
+
+
+def _only_what_is_read(whole: Node, built: Built) -> Node:
+    """The fields that the run's task reads: runs of several tasks may share a `base`."""
+    node = whole.get("task")
+    task = node.value if node is not None else RunSpec.model_fields["task"].default
+    if not isinstance(task, str):
+        return whole
+    kept = {}
+    for key, child in whole.entries.items():
+        if key not in RunSpec.model_fields or reads(task, key):
+            built.read.add(key)
+            kept[key] = child
+        else:
+            found = problem(child.key_place or child.place, f"{key}: nothing that task {task} reads")
+            built.left_out.setdefault(key, found)
+    return Node(kept, whole.place, whole.key_place)
+
+
+def unread_fields(sizes: Sequence[Built]) -> list[Problem]:
+    """Fields of a case that no run at any size reads."""
+    read = {key for built in sizes for key in built.read}
+    return [told for built in sizes for key, told in built.left_out.items() if key not in read]

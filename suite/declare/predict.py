@@ -32,6 +32,10 @@ PATIENCE_S = 30 * 86400
 """A claim whose runs take longer than this here is not one that this machine decides."""
 
 
+_OF_TRAINING = ("num_parameters", "num_steps", "tokens", "flops", "bytes", "peak_at")
+"""Predictions that a study has none of."""
+
+
 @dataclass(frozen=True)
 class RunPrediction:
     """One run's cost on one rank."""
@@ -43,13 +47,15 @@ class RunPrediction:
     fidelity: str
     status: str
     """`done`, or `to do`."""
-    num_parameters: int
-    num_steps: int
-    tokens: int
-    flops: int
-    bytes: dict[str, int]
+    task: str
+    num_parameters: int | None
+    """None, like all formulas below, for a study: they are those of training."""
+    num_steps: int | None
+    tokens: int | None
+    flops: int | None
+    bytes: dict[str, int] | None
     """Predicted peak by category, `total` among them."""
-    peak_at: str
+    peak_at: str | None
     """`backward` (its start: no gradients yet) or `update` (no activations any more)."""
     seconds: float | None
     seconds_source: str
@@ -102,7 +108,7 @@ def predict(
     rows = store.status_of([run.key for run in plan.runs]) if store is not None else {}
     done = {key for key, row in rows.items() if row.status == "ok"}
     paces = PaceBook(out, store)
-    paces.calibrate([run.spec for run in plan.runs if run.key not in done], say)
+    paces.calibrate([run.spec for run in plan.runs if run.spec.is_training and run.key not in done], say)
     runs = tuple(_predict_run(run, run.key in done, paces) for run in plan.runs)
     first = plan.runs[0].spec if plan.runs else None
     chosen, jobs_reason = choose_jobs(jobs, first.device, first.threads) if first else (1, "nothing to run")
@@ -125,16 +131,24 @@ def predict(
 
 def _predict_run(run: PlannedRun, done: bool, paces: PaceBook) -> RunPrediction:
     spec = run.spec
+    about: dict[str, Any] = {
+        "key": run.key,
+        "labels": run.labels,
+        "role": run.role,
+        "depends_on": run.depends_on,
+        "fidelity": spec.fidelity,
+        "status": "done" if done else "to do",
+        "task": spec.task,
+    }
+    if not spec.is_training:
+        seconds, source = paces.study_seconds(spec)
+        nothing: dict[str, Any] = dict.fromkeys(_OF_TRAINING)
+        return RunPrediction(**about, **nothing, seconds=seconds, seconds_source=source)
     vocab = vocab_size(spec.data.tokenizer)
     pace = paces.pace(spec)
     memory = predict_memory(spec, vocab)
     return RunPrediction(
-        key=run.key,
-        labels=run.labels,
-        role=run.role,
-        depends_on=run.depends_on,
-        fidelity=spec.fidelity,
-        status="done" if done else "to do",
+        **about,
         num_parameters=num_parameters(spec.model, vocab).total,
         num_steps=spec.num_steps,
         tokens=spec.tokens,
@@ -149,6 +163,7 @@ def _predict_run(run: PlannedRun, done: bool, paces: PaceBook) -> RunPrediction:
 def _outlook(claim: Claim, plan: Plan, runs: tuple[RunPrediction, ...], memory: int | None) -> ClaimOutlook:
     """Reasons that no result could remove first, then those of this machine, then those of the seeds."""
     from suite.judge import blocker
+    from suite.judge.measures import find_measure
     from suite.judge.pairing import make_units
 
     if reason := blocker(claim, plan):
@@ -162,6 +177,8 @@ def _outlook(claim: Claim, plan: Plan, runs: tuple[RunPrediction, ...], memory: 
     if reason := _beyond_this_machine(list(planned.values()), predicted, memory):
         return ClaimOutlook(claim.id, False, reason)
     seeds = len({unit.seed for unit in units})
+    if find_measure(claim.measure).is_exact and seeds:
+        return ClaimOutlook(claim.id, True, "the value is exact: one run decides")
     if seeds < 2:
         found = "no pair" if not seeds else "one pair"
         return ClaimOutlook(claim.id, False, f"{found} of runs; an interval needs at least 2 seeds")
@@ -176,7 +193,7 @@ def _beyond_this_machine(
         return "its runs need an NVIDIA device, and none is visible here"
     if (ranks := max(spec.parallelism.num_ranks for spec in specs)) > 1:
         return f"its runs need {ranks} ranks, and this machine starts one"
-    largest = max(run.bytes["total"] for run in predicted)
+    largest = max((run.bytes["total"] for run in predicted if run.bytes is not None), default=0)
     if memory is not None and specs[0].device == "cpu" and largest > memory:
         return f"a run needs about {largest / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f}"
     for run in planned:

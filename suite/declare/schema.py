@@ -101,6 +101,41 @@ class Claim(Written):
     """Why this rule and these bounds."""
 
 
+STEP = "step"
+"""What a figure's x is called when it is the step and no axis of the case."""
+
+
+class Shown(Written):
+    """What figures and tables have in common."""
+
+    title: str = Field(min_length=1)
+    where: dict[str, Any] = {}
+    """Labels of the runs that are shown; a list matches any of its members."""
+    why: str = ""
+    """What it is there to show."""
+
+
+class Figure(Shown):
+    """A measure over one axis of the matrix: mean and interval over seeds."""
+
+    measure: str = Field(min_length=1)
+    """Name of a measure of single runs (`suite list measures`)."""
+    x: str = Field(min_length=1)
+    """An axis: numbers make a line chart, names one row each; or `step`."""
+    lines: str | None = None
+    """An axis with one line for each of its values."""
+    log_x: bool = False
+    log_y: bool = False
+
+
+class Table(Shown):
+    """Measures side by side, one row for each value of an axis."""
+
+    rows: str = Field(min_length=1)
+    columns: tuple[str, ...] = Field(min_length=1)
+    """Names of measures of single runs."""
+
+
 class SizeFile(BaseModel):
     """One entry of `sizes`: fields of the run, and its own changes to the matrix."""
 
@@ -141,5 +176,9 @@ class CaseFile(Written):
     probes: dict[str, Annotated[int, Field(ge=0)]] = {}
     """Probe -> every how many steps it records."""
     claims: tuple[Claim, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    """Drawn on the case's page."""
+    tables: tuple[Table, ...] = ()
+    """Shown on the case's page, after the figures."""
     notes: str = ""
     """Free text shown with the results."""

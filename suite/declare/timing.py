@@ -53,7 +53,7 @@ class PaceBook:
     def __init__(self, out: Path, store: Store | None) -> None:
         self._file = out / "calibration.json"
         self._machine = str(describe_environment()["machine"])
-        self._measured = _measured_paces(store, self._machine) if store is not None else {}
+        self._measured, self._studies = _measured(store, self._machine) if store is not None else ({}, {})
         self._calibrated, self._rates = self._load()
         self._errors: dict[str, str] = {}
 
@@ -78,6 +78,17 @@ class PaceBook:
         casts = ", emulated casts not counted" if spec.precision.recipe is not None else ""
         source = f"{GEMM_SHARE:.0%} of this machine's matrix-product rate{casts}"
         return Pace(flops / (GEMM_SHARE * rate), 0.0, source)
+
+    def study_seconds(self, spec: RunSpec) -> tuple[float | None, str]:
+        """Seconds of a run that does not train, and where they are from. Nothing is tried out for it."""
+        if spec.device == "cuda" and not nvidia_visible():
+            return None, "no NVIDIA device here to time it on"
+        own, task = self._studies.get(spec.key), self._studies.get(spec.task)
+        seconds = own or task
+        if not seconds:
+            return None, f"no earlier run of task {spec.task} here"
+        runs = f"{len(seconds)} earlier run{'s' if len(seconds) > 1 else ''}"
+        return statistics.median(seconds), f"{runs} of {'this study' if own else f'task {spec.task}'} here"
 
     def calibrate(self, specs: Iterable[RunSpec], say: Callable[[str], None] = lambda text: None) -> None:
         """Time what has no pace yet, in a worker process, and keep the figures in OUT/calibration.json."""
@@ -170,9 +181,14 @@ def _can_be_tried(spec: RunSpec) -> bool:
     return fits and (spec.device == "cuda" or flops < MAX_STEP_FLOPS)
 
 
-def _measured_paces(store: Store, machine: str) -> dict[str, tuple[float, int]]:
-    """Shape's key -> (median of whole runs' seconds a step, with validation and probes; number of runs)."""
+def _measured(store: Store, machine: str) -> tuple[dict[str, tuple[float, int]], dict[str, list[float]]]:
+    """What runs here took.
+
+    Shape's key -> (median of whole runs' seconds a step, with validation and probes; number of runs), and for studies
+    key and task -> seconds of whole runs.
+    """
     steps: dict[str, list[float]] = {}
+    studies: dict[str, list[float]] = {}
     machines: dict[str, Any] = {}
     for row in store.runs():
         seconds = _undisturbed_seconds(row)
@@ -186,9 +202,13 @@ def _measured_paces(store: Store, machine: str) -> dict[str, tuple[float, int]]:
             spec = RunSpec.model_validate(row.spec)
         except ValidationError:
             continue  # written by another version of the suite
-        if spec.fault is None:
+        if not spec.is_training:
+            for name in (spec.key, spec.task):
+                studies.setdefault(name, []).append(seconds)
+        elif spec.fault is None:
             steps.setdefault(shape_of(spec).key, []).append(seconds / spec.num_steps)
-    return {key: (statistics.median(values), len(values)) for key, values in steps.items()}
+    paces = {key: (statistics.median(values), len(values)) for key, values in steps.items()}
+    return paces, studies
 
 
 def _undisturbed_seconds(row: RunRow) -> float | None:

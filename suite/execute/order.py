@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 def relative_cost(spec: RunSpec) -> float:
     """A number that grows with a run's duration; for ordering alone.
 
-    Six FLOPs a weight a token, three times that where casts are emulated (measured: 2 to 3 times on CPU).
+    Six FLOPs a weight a token, three times that where casts are emulated (measured: 2 to 3 times on CPU). A study
+    counts as nothing: it takes seconds, and goes last.
     """
+    if not spec.is_training:
+        return 0.0
     model = spec.model
     num_weights = model.num_layers * model.d_model * (4 * model.d_model + 3 * model.d_ffn)
     return 6.0 * num_weights * spec.tokens * (3.0 if spec.precision.recipe is not None else 1.0)

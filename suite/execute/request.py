@@ -52,6 +52,7 @@ def build_request(
         "labels": dict(run.labels),
         "role": run.role,
         "spec": run.spec.model_dump(mode="json"),
+        "fidelity": run.spec.fidelity,
         "start_checkpoint": start,
         "resume_checkpoint": resume[0] if resume else None,
         "command": command,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.gemm.available import needs
 from harness.launch import Exit, Launcher, Request, choose_mode, open_launcher
 from harness.launch.base import WORKER
 from suite.declare.plan import nvidia_visible
@@ -251,7 +252,9 @@ class _Work:
         if num_ranks > 1:
             return f"it needs {num_ranks} ranks, and this version's launcher trains on one"
         if run.spec.device == "cuda" and not nvidia_visible():
-            return "it needs an NVIDIA GPU, and none is visible here"
+            need = needs(run.spec.gemm.kernel) if run.spec.task == "gemm" else None
+            of_what = f" ({need})" if need is not None else ""
+            return f"it needs an NVIDIA GPU{of_what}, and none is visible here"
         return None
 
     def _launch(self, run: PlannedRun, request: AttemptRequest) -> None:

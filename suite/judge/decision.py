@@ -79,14 +79,19 @@ def make_rule(name: RuleName, value: float | Sequence[float], *, has_direction: 
     return Rule(name, -math.inf, bound, has_direction and name != "non_inferior_within")
 
 
-def decide(rule: Rule, effects: Sequence[float]) -> Decision:
-    """The verdict of `rule` over one effect a seed; ±inf stands for a pair of which one run diverged."""
+def decide(rule: Rule, effects: Sequence[float], *, exact: bool = False) -> Decision:
+    """The verdict of `rule` over one effect a seed; ±inf stands for a pair of which one run diverged.
+
+    `exact` effects are facts and not samples: each must satisfy the rule, and one suffices.
+    """
     finite = [effect for effect in effects if math.isfinite(effect)]
     infinite = [effect for effect in effects if math.isinf(effect)]
     if len(finite) + len(infinite) != len(effects):
         raise ValueError("an effect is NaN; leave undefined pairs out before deciding")
     if not effects:
         return Decision("not run", None, None, 0, 0, None, "no pair of finished runs")
+    if exact and not infinite:
+        return _decide_exact(rule, effects)
     if not finite:
         return _decide_infinite(rule, infinite)
     interval = paired_interval(finite, rule.confidence)
@@ -102,6 +107,25 @@ def decide(rule: Rule, effects: Sequence[float]) -> Decision:
         len(infinite),
         seeds_needed if word == "inconclusive" else None,
         because,
+    )
+
+
+def _decide_exact(rule: Rule, effects: Sequence[float]) -> Decision:
+    """All runs of an exact statistic agree; one that does not is a finding, and differs."""
+    # A ratio's effect is a difference of logarithms, which rounds.
+    inside = all(
+        rule.admits(effect)
+        or (rule.name == "within" and any(math.isclose(effect, b, rel_tol=1e-12) for b in rule.bounds))
+        for effect in effects
+    )
+    if max(effects) > min(effects):
+        because = f"an exact value, which yet differs between runs ({min(effects):.6g} to {max(effects):.6g})"
+        return Decision(
+            "differs" if not inside else "inconclusive", effects[0], None, len(effects), 0, None, because
+        )
+    word: Word = "reproduced" if inside else "differs"
+    return Decision(
+        word, effects[0], None, len(effects), 0, None, "an exact value, not a sample, so one run decides"
     )
 
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from harness.precision.backends.requirements import native_requirements
+from harness.spec.tasks import EMULATED_STUDIES
 from suite.judge.decision import Rule, decide, make_rule
 from suite.judge.measures import Measure, UnknownMeasureError, find_measure
 from suite.judge.pairing import Unit, make_units, pair_by_seed, value_of_run
@@ -29,6 +31,7 @@ from suite.judge.reasons import (
 from suite.judge.verdict import Verdict
 
 if TYPE_CHECKING:
+    from harness.spec import Fidelity, RunSpec
     from results.records import RunRow
     from results.store import Store
     from suite.declare import Claim, Plan, PlannedRun
@@ -175,7 +178,7 @@ def judge_claim(plan: Plan, claim: Claim, evidence: Evidence) -> Verdict:
         if value is not None:
             values[run.key] = value
     pairs = pair_by_seed(units, values, measure.comparison)
-    decision = decide(_rule(claim, measure), [pair.effect for pair in pairs])
+    decision = decide(_rule(claim, measure), [pair.effect for pair in pairs], exact=measure.is_exact)
     if not pairs and all(run.key in values for run in runs):
         decision = replace(decision, word="inconclusive", because="every pair's effect is undefined")
     notes = [
@@ -249,13 +252,21 @@ def _selected(claim: Claim, plan: Plan) -> list[PlannedRun]:
 
 
 def _not_native(runs: Iterable[PlannedRun]) -> str | None:
-    counts = Counter(run.spec.fidelity for run in runs)
+    counts = Counter(_at_best(run.spec) for run in runs)
     lesser = [
         f"{count} of the {counts.total()} runs {_are(count)} {name}"
         for name, count in counts.items()
         if name != "native"
     ]
     return " and ".join(lesser) or None
+
+
+def _at_best(spec: RunSpec) -> Fidelity:
+    """What a run may turn out to be: on a GPU and with backend auto, the worker finds out."""
+    is_open = spec.device == "cuda" and spec.precision.recipe is not None and spec.precision.backend == "auto"
+    if is_open and spec.task not in EMULATED_STUDIES and native_requirements(spec.precision).is_possible:
+        return "native"
+    return spec.fidelity
 
 
 def _are(count: int) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from results.records import metric
+from results.records import METRICS, metric
 
 Comparison = Literal["", "gap", "ratio"]
 Direction = Literal["lower", "higher", "none"]
@@ -66,6 +66,17 @@ def _growth(points: Sequence[Point], num_steps: int) -> float | None:
     return last - first
 
 
+def _size_of_last(points: Sequence[Point], num_steps: int) -> float | None:
+    """Mean over scopes of the magnitude at the last recorded step."""
+    return _last([(scope, step, abs(value)) for scope, step, value in points], num_steps)
+
+
+_SPEEDS = (
+    *("tokens_per_s", "step_ms", "mfu", "model_flops_per_s", "train_seconds"),
+    *("gemm_tflops", "gemm_with_cast_tflops"),
+)
+
+
 @dataclass(frozen=True)
 class Statistic:
     """One number a run. Unit and direction are those of its metric in results/records.py."""
@@ -80,6 +91,8 @@ class Statistic:
     """Whether a claim may give its own scope pattern in brackets."""
     signed: bool = False
     """Whether its sign alone says something (a growth, a cost); a share or a loss is never below zero."""
+    exact: bool = False
+    """A fact that no seed changes (a format's maximum), not a sample: one run decides, and there is no interval."""
 
     @property
     def unit(self) -> str:
@@ -92,7 +105,7 @@ class Statistic:
     @property
     def is_speed(self) -> bool:
         """Speeds are judged on native runs alone: an emulated run's time is the emulation's."""
-        return self.metric in ("tokens_per_s", "step_ms", "mfu", "model_flops_per_s", "train_seconds")
+        return self.metric in _SPEEDS
 
     @property
     def infinite_when_diverged(self) -> bool:
@@ -127,6 +140,32 @@ STATISTICS: dict[str, Statistic] = {
         Statistic("step_ms", "step_ms", _median, "median time of a step"),
         Statistic("mfu", "mfu", _median, "median model FLOPs utilisation"),
         Statistic("train_seconds", "train_seconds", _last, "wall time of the training loop"),
+        Statistic(
+            "accumulation_max_error",
+            "accumulation_max_error",
+            _last,
+            "largest error of a product under the imitated accumulator, over the product's RMS",
+        ),
+        Statistic(
+            "accumulation_rms_error",
+            "accumulation_rms_error",
+            _last,
+            "RMS of a product's error under the imitated accumulator, over the product's RMS",
+        ),
+        Statistic("gemm_tflops", "gemm_tflops", _median, "median speed of a product, operands cast before"),
+        Statistic(
+            "gemm_with_cast_tflops",
+            "gemm_with_cast_tflops",
+            _median,
+            "median speed of a product together with the casts of its operands",
+        ),
+        Statistic("gemm_error", "gemm_error", _max, "largest error of a product against the emulation's"),
+        Statistic(
+            "gemm_operand_mismatches",
+            "gemm_operand_mismatches",
+            _max,
+            "elements of both operands that differ from the emulation's",
+        ),
         Statistic("peak_bytes", "peak_bytes", _max, "peak memory", scope="total", scoped=True),
         Statistic("max_gradient_norm", "gradient_norm", _max, "largest global gradient norm before clipping"),
         Statistic("mean_gradient_norm", "gradient_norm", _mean, "mean global gradient norm before clipping"),
@@ -214,6 +253,64 @@ STATISTICS: dict[str, Statistic] = {
             scoped=True,
         ),
         Statistic(
+            "quant_saturated_blocks",
+            "quant_saturated_blocks",
+            _mean,
+            "share of scale blocks whose largest value was clipped, mean over recorded steps",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "max_quant_flushed_fraction",
+            "quant_flushed_fraction",
+            _max,
+            "share of non-zero values that became zero, largest of the recorded steps and chosen tensors",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "min_quant_sqnr_db",
+            "quant_sqnr_db",
+            _min,
+            "signal to quantisation noise, worst recorded step and chosen tensor",
+            scope="*",
+            scoped=True,
+        ),
+        *(
+            Statistic(name, name, _last, metric(name).meaning, scoped=True, exact=True)
+            for name in METRICS
+            if metric(name).kind == "format"
+        ),
+        *(
+            Statistic(name, name, _last, metric(name).meaning, scoped=True, signed=True)
+            for name in METRICS
+            if metric(name).kind == "attention"
+        ),
+        Statistic(
+            "mean_coherence",
+            "coherence",
+            _mean,
+            "|sum| over sum of |W_Q gradient errors| in one step, mean over the recorded steps and chosen heads",
+            scoped=True,
+        ),
+        Statistic(
+            "delta_error_drift",
+            "delta_error_sum",
+            _size_of_last,
+            "size of delta's errors summed over all tokens and recorded steps, whatever its sign",
+            scope="*",
+            scoped=True,
+        ),
+        Statistic(
+            "weight_norm_growth",
+            "weight_spectral_norm",
+            _growth,
+            "largest singular value, mean over the chosen weights: last recorded step minus first",
+            scope="*",
+            scoped=True,
+            signed=True,
+        ),
+        Statistic(
             "ffn_output_sqnr_db",
             "ffn_output_sqnr_db",
             _mean,
@@ -257,6 +354,10 @@ class Measure:
     @property
     def is_speed(self) -> bool:
         return self.statistic.is_speed
+
+    @property
+    def is_exact(self) -> bool:
+        return self.statistic.exact
 
     @property
     def has_direction(self) -> bool:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from suite.declare import Claim, PlannedRun
 
 
+EXACT_DIGITS = 6
+"""Significant digits of what is exact, and of bounds that somebody wrote."""
+
+
 def expectation(claim: Claim) -> tuple[RuleName, Any]:
     """Name and bound of the one rule that the claim's `expect` gives."""
     given: dict[str, Any] = claim.expect.model_dump(exclude_none=True)
@@ -31,6 +35,9 @@ def summary(claim: Claim, measure: Measure, decision: Decision) -> str:
         return f"{claim.measure} is undefined: {decision.because}"
     back = math.exp if measure.comparison == "ratio" else float
     wanted = f"claimed {_bound_text(name, bound, measure.unit)}"
+    if decision.interval is None and math.isfinite(decision.effect):
+        value = format_effect(back(decision.effect), measure.unit, EXACT_DIGITS)
+        return f"{claim.measure} is {value} ({wanted}): {decision.because}"
     if decision.interval is None:
         value = "infinite" if decision.effect > 0 else "minus infinite"
         return f"{claim.measure} is {value} ({wanted}): {decision.because}"
@@ -49,8 +56,10 @@ def summary(claim: Claim, measure: Measure, decision: Decision) -> str:
 
 
 def _bound_text(name: str, bound: Any, unit: str) -> str:
+    if name == "within" and bound[0] == bound[1]:
+        return f"exactly {format_effect(bound[0], unit, EXACT_DIGITS)}"
     if name == "within":
-        return f"within {bound[0]:g} to {format_effect(bound[1], unit)}"
+        return f"within {bound[0]:g} to {format_effect(bound[1], unit, EXACT_DIGITS)}"
     words = {"non_inferior_within": "non-inferior within", "at_least": "at least", "at_most": "at most"}
     return f"{words.get(name, name)} {format_effect(bound, unit)}"
 

@@ -101,7 +101,7 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def format_effect(value: float, unit: str) -> str:
+def format_effect(value: float, unit: str, digits: int = 3) -> str:
     """Three significant digits and the unit, as in a table: `0.0831 nats/token`, `12,650 tokens/s`."""
-    number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    number = f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.{digits}g}"
     return number if unit in ("", "1", "ratio", "count") else f"{number} {unit}"

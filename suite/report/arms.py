@@ -48,6 +48,11 @@ class Arm:
     def keys(self) -> list[str]:
         return [run.key for run in self.runs]
 
+    @property
+    def trains(self) -> bool:
+        """Whether its runs train; studies have no loss."""
+        return any(run.spec.is_training for run in self.runs)
+
 
 @dataclass(frozen=True)
 class Layout:

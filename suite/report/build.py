@@ -21,6 +21,7 @@ from suite.report.case_page import CasePage, case_page, case_stem
 from suite.report.downloads import json_script, json_text
 from suite.report.evidence import Evidence
 from suite.report.index_page import index_page
+from suite.report.kernels import kernels_page
 from suite.report.run_page import run_page
 from suite.report.svg import mark
 
@@ -84,7 +85,12 @@ def build_site(out: Path, store: Store, plans: Sequence[Plan], site: Path | None
     num_runs = _write_runs(target, templates, evidence, plans)
     paged = {(page.name, page.size) for page in pages}
     stray = [row for row in verdicts if (row["case_name"], row["size"]) not in paged]
-    index = index_page(pages, stray, known)
+    kernels = kernels_page(store)
+    if kernels is not None:
+        html = templates.get_template("kernels.html").render(page=kernels, root="")
+        target.write(kernels.path, html)
+        target.write("data/kernels.json", kernels.data)
+    index = index_page(pages, stray, known, kernels)
     first = target.write("index.html", templates.get_template("index.html").render(page=index, root=""))
     _copy_static(target)
     _write_manifest(target, pages, num_runs)

@@ -8,12 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from suite.report import costs, gaps, health, memory, outcomes, setting
+from markupsafe import Markup
+
+from suite.report import costs, gaps, health, memory, outcomes, projection, setting
 from suite.report.arms import Layout, make_layout
 from suite.report.claims import ClaimView, claim_view
 from suite.report.costs import Note
 from suite.report.downloads import json_text, runs_csv
 from suite.report.evidence import Evidence
+from suite.report.explanations import explanation
+from suite.report.figures import FigureView, TableView, figure_views, table_views
 from suite.report.words import slug
 
 if TYPE_CHECKING:
@@ -35,6 +39,14 @@ class CasePage:
     papers: tuple[setting.PaperView, ...]
     claims: tuple[ClaimView, ...]
     setting: tuple[setting.Row, ...]
+    explanation: Markup
+    """A drawing of what was found, for the case that has one."""
+    figures: tuple[FigureView, ...]
+    tables: tuple[TableView, ...]
+    projection: projection.Projection | None
+    """What products timed one by one would give whole models; None for most cases."""
+    trains: bool
+    """Whether any run trains; studies have no losses."""
     fidelities: tuple[str, ...]
     machines: tuple[str, ...]
     gaps: gaps.Gaps
@@ -80,6 +92,11 @@ def case_page(
         papers=tuple(setting.paper_view(key, papers.get(key)) for key in keys),
         claims=claims,
         setting=rows_of_setting,
+        explanation=explanation(case.name),
+        figures=figure_views(plan, evidence),
+        tables=table_views(plan, evidence),
+        projection=projection.projection_section(plan, evidence),
+        trains=any(run.spec.is_training for run in plan.runs),
         fidelities=tuple(dict.fromkeys(row.fidelity for row in rows)),
         machines=tuple(evidence.machines(layout.keys)),
         gaps=gap_view,

@@ -16,6 +16,7 @@ from suite.report.words import (
     NOTHING,
     VERDICTS,
     effect_text,
+    given,
     heading,
     interval_text,
     labels_text,
@@ -23,6 +24,7 @@ from suite.report.words import (
     number,
     rule_text,
     slug,
+    unit_text,
 )
 
 
@@ -105,7 +107,7 @@ def claim_view(row: Mapping[str, Any], page: str = "") -> ClaimView:
         verdict=str(row["verdict"]),
         shape=VERDICTS.get(str(row["verdict"]), ("dash", ""))[0],
         reason=str(row.get("reason") or ""),
-        effect=effect_text(effect, unit),
+        effect=_effect(effect, unit, measure),
         interval=interval_text(low, high),
         confidence=f"{confidence:.0%}" if confidence else "",
         strip=interval_strip(
@@ -176,6 +178,19 @@ def _unit(measure: Measure | None) -> str:
     if measure.comparison == "ratio":
         return "times"
     return "" if measure.statistic.unit in ("ratio", "1", "count") else measure.statistic.unit
+
+
+def _effect(effect: float | None, unit: str, measure: Measure | None) -> str:
+    """The effect in its unit; a plus only where a sign says something, every digit of what is exact."""
+    if (
+        effect is None
+        or measure is None
+        or measure.has_direction
+        or unit == "bytes"
+        or not math.isfinite(effect)
+    ):
+        return effect_text(effect, unit)
+    return f"{given(effect) if measure.is_exact else number(effect)}{unit_text(unit)}"
 
 
 def _headline(claim: Mapping[str, Any], row: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def final_losses(layout: Layout, evidence: Evidence, points: Points) -> dict[str
 
 def gap_section(layout: Layout, evidence: Evidence, points: Points, losses: Mapping[str, float]) -> Gaps:
     """All about the gap of the training loss; `losses` are those of `final_losses`."""
-    compared = [arm for arm in layout.arms if arm.baseline]
+    compared = [arm for arm in layout.arms if arm.baseline and arm.trains]
     gaps = {arm: _pair_gaps(arm, losses) for arm in compared}
     scale = _gap_scale(list(gaps.values()))
     note = ""
@@ -190,7 +190,7 @@ def _gap_charts(layout: Layout, evidence: Evidence, points: Points) -> tuple[Cha
     panels = []
     shown: list[float] = []
     for panel in layout.panels:
-        arms = [arm for arm in layout.in_panel(panel) if arm.baseline]
+        arms = [arm for arm in layout.in_panel(panel) if arm.baseline and arm.trains]
         series: list[Series] = []
         for arm in arms:
             whole, apart = _arm_series(arm, _gap_curve(arm, points), evidence, limit, True)

@@ -30,7 +30,8 @@ class Health:
 
 def health_section(layout: Layout, evidence: Evidence) -> Health:
     """Heat maps of the casts and curves of what drives them."""
-    points = evidence.points(layout.keys, *METRICS)
+    training = [run.key for run in layout.bases] + [k for arm in layout.arms if arm.trains for k in arm.keys]
+    points = evidence.points(training, *METRICS)
     by_layer, by_linear = heat.heat_maps(layout, points)
     charts = (_sqnr(layout, points), *_drivers(layout, points))
     return Health(by_layer, by_linear, tuple(chart for chart in charts if chart[2]))

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from suite.report.case_page import CasePage
 from suite.report.claims import ClaimView, claim_view
+from suite.report.kernels import KernelsPage
 from suite.report.setting import PaperView, paper_view
 from suite.report.words import VERDICTS, join, plural
 
@@ -63,10 +64,15 @@ class IndexPage:
     sentence: str
     machines: tuple[str, ...]
     latest: str
+    kernels: KernelsPage | None
+    """The page of kernel benchmarks, where there is one."""
 
 
 def index_page(
-    pages: Sequence[CasePage], stray: Iterable[Mapping[str, Any]], papers: Mapping[str, Paper]
+    pages: Sequence[CasePage],
+    stray: Iterable[Mapping[str, Any]],
+    papers: Mapping[str, Paper],
+    kernels: KernelsPage | None = None,
 ) -> IndexPage:
     """The front page over all case pages. `stray` are stored verdicts of cases or sizes that have no page."""
     sections: dict[str, list[ClaimView]] = {}
@@ -92,6 +98,7 @@ def index_page(
         sentence=_sentence(counts, len(claims), len([key for key in sections if key])),
         machines=tuple(sorted({machine for page in pages for machine in page.machines})),
         latest=max(moments, default=""),
+        kernels=kernels,
     )
 
 

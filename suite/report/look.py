@@ -56,15 +56,25 @@ def looks(
     ink and a full line. An arm of one axis takes its dash from its colour's turn, so that dash still helps.
     """
     arms = sorted(set(arms))
-    main, *others = reference or (None,)
-    firsts = [arm[0] if arm else "" for arm in arms]
+    reference = reference or (None,)
+    # An arm that does not set the first axis is coloured by the first one that it sets.
+    mains = [next((i for i, value in enumerate(arm) if value), 0) for arm in arms]
+    firsts = [arm[i] if arm else "" for arm, i in zip(arms, mains, strict=True)]
+    references = [reference[i] if i < len(reference) else None for i in mains]
     # An axis that an arm does not set counts as the reference's value.
-    rests = [tuple("" if v == ref else v for v, ref in zip(arm[1:], others, strict=False)) for arm in arms]
-    colors = slots((first for first in firsts if first != main), NUM_COLORS)
+    rests = [
+        tuple(
+            "" if v == ref or i == main else v
+            for i, (v, ref) in enumerate(zip(arm, reference, strict=False))
+            if i
+        )
+        for arm, main in zip(arms, mains, strict=True)
+    ]
+    colors = slots((f for f, ref in zip(firsts, references, strict=True) if f != ref), NUM_COLORS)
     unlike = sorted({rest for rest in rests if any(rest)})
     dashes = {rest: 1 + position % (len(DASHES) - 1) for position, rest in enumerate(unlike)}
     result = {}
-    for arm, first, rest in zip(arms, firsts, rests, strict=True):
+    for arm, first, main, rest in zip(arms, firsts, references, rests, strict=True):
         color = REFERENCE if first == main else 1 + colors[first]
         turn = dashes.get(rest, 0) if unlike else color % len(DASHES)
         result[arm] = Look(color, DASHES[turn], MARKERS[turn])

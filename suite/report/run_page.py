@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.spec import reads
 from results.records import METRICS
 from suite.execute.select import label_text
 from suite.report.costs import Note, note_section, value_text
@@ -16,6 +17,7 @@ from suite.report.evidence import Evidence, Points
 from suite.report.health import scope_series
 from suite.report.lines import MAX_POINTS, Chart, Series, line_chart
 from suite.report.look import Look
+from suite.report.scale import linear
 from suite.report.series import Band, Curve, thin
 from suite.report.words import (
     NOTHING,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 _CURVES = ("loss", "val_loss", "learning_rate", "gradient_norm", "loss_scale")
 _SCOPED_CURVES = ("ffn_output_sqnr_db", "alignment_cosine_max", "activation_peak_over_rms")
+_STUDY_CURVES = ("quant_sqnr_db", "quant_clipped_fraction", "quant_flushed_fraction")
+"""A study of tensors has three scopes; a training run has one for each cast, which is too many lines."""
 _INK = Look(0, "", "circle")
 _RATES = ("tokens_per_s", "mfu", "model_flops_per_s", "train_seconds")
 """Of an emulated run these would pass for the format's speed."""
@@ -93,7 +97,7 @@ def run_page(
     row = evidence.rows[run.key]
     environment = evidence.environment(run.key)
     base = run.spec.start_from.key if run.spec.start_from is not None else ""
-    readings, cost = _readings(row, points)
+    readings, cost = _readings(row, points, by_scope=not run.spec.is_training)
     return RunPage(
         key=run.key,
         title=labels_text(run.labels) if run.role != "base" else "Base run, shared by the arms",
@@ -108,7 +112,7 @@ def run_page(
         packages=tuple(sorted((str(n), str(v)) for n, v in (environment.get("packages") or {}).items())),
         starts_from=base,
         starts_from_has_page=base in keys_with_page,
-        charts=tuple(_charts(run.key, points)),
+        charts=tuple(_charts(run, points)),
         readings=readings,
         cost_of_emulation=cost,
         notes=note_section(evidence, [run.key]),
@@ -135,8 +139,7 @@ def _facts(run: PlannedRun, row: RunRow, environment: Mapping[str, Any]) -> tupl
     facts = [
         ("machine", str(environment.get("machine") or NOTHING)),
         ("device", row.device or run.spec.device),
-        ("parameters", count_text(row.num_parameters)),
-        ("training", f"{count_text(run.spec.tokens)} tokens in {plural(run.spec.num_steps, 'step')}"),
+        *_what_it_does(run, row),
         ("started", moment(row.started_at)),
         ("took", duration(seconds)),
         ("attempts", str(row.attempt)),
@@ -145,8 +148,22 @@ def _facts(run: PlannedRun, row: RunRow, environment: Mapping[str, Any]) -> tupl
     return tuple(facts)
 
 
+def _what_it_does(run: PlannedRun, row: RunRow) -> list[tuple[str, str]]:
+    spec = run.spec
+    if spec.is_training:
+        steps = plural(spec.num_steps, "step")
+        return [
+            ("parameters", count_text(row.num_parameters)),
+            ("training", f"{count_text(spec.tokens)} tokens in {steps}"),
+        ]
+    named = (("task", spec.task), ("format", spec.format), ("cast", spec.cast))
+    return [(name, text) for name, text in named if text]
+
+
 def _spec_groups(spec: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """The resolved spec as tables: plain fields first, then one table a part; names are those of `--set`."""
+    task = str(spec.get("task") or "")
+    spec = {name: value for name, value in spec.items() if reads(task, name)}
     plain = [(name, value_text(value)) for name, value in spec.items() if not isinstance(value, dict)]
     groups = [("run", tuple((name, "none" if text == "not known" else text) for name, text in plain))]
     for name, value in spec.items():
@@ -176,7 +193,8 @@ def _environment(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.removesuffix("_bytes").replace("_", " "), text
 
 
-def _charts(key: str, points: Points) -> Iterator[Chart]:
+def _charts(run: PlannedRun, points: Points) -> Iterator[Chart]:
+    key = run.key
     for metric in _CURVES:
         curve = points.curve(metric, key)
         if len(curve) > 1:
@@ -190,7 +208,7 @@ def _charts(key: str, points: Points) -> Iterator[Chart]:
                 [Series(metric, _INK, band)],
                 y_label=f"{metric}{unit}",
             )
-    for metric in _SCOPED_CURVES:
+    for metric in _SCOPED_CURVES if run.spec.is_training else _STUDY_CURVES:
         scopes = points.scopes(metric, key)
         if scopes and max(len(curve) for curve in scopes.values()) > 1:
             yield line_chart(
@@ -198,6 +216,7 @@ def _charts(key: str, points: Points) -> Iterator[Chart]:
                 heading(METRICS[metric].meaning.split(";")[0]),
                 scope_series(scopes),
                 y_label=metric,
+                y=None if run.spec.is_training else linear(v for curve in scopes.values() for _, v in curve),
             )
 
 
@@ -206,8 +225,11 @@ def _line(steps: list[int], values: list[float]) -> Band:
     return Band(tuple(steps), line, line, line, 1)
 
 
-def _readings(row: RunRow, points: Points) -> tuple[tuple[Reading, ...], tuple[Reading, ...]]:
-    """Every recorded metric in a line; times of emulated runs stand apart, their rates are left out."""
+def _readings(
+    row: RunRow, points: Points, *, by_scope: bool
+) -> tuple[tuple[Reading, ...], tuple[Reading, ...]]:
+    """Every recorded metric in a line, or with `by_scope` each of its scopes; times of emulated runs stand apart,
+    their rates are left out."""
     results: list[Reading] = []
     cost: list[Reading] = []
     emulated = row.fidelity != "native"
@@ -216,7 +238,7 @@ def _readings(row: RunRow, points: Points) -> tuple[tuple[Reading, ...], tuple[R
             continue
         apart = cost if emulated and info.kind == "speed" else results
         scopes = points.scopes(name, row.key)
-        if name in _BY_SCOPE:
+        if by_scope or name in _BY_SCOPE:
             apart += [r for scope in sorted(scopes) if (r := _reading(name, {scope: scopes[scope]}, scope))]
         elif reading := _reading(name, scopes, ""):
             apart.append(reading)

@@ -97,3 +97,54 @@ def around_zero(values: Iterable[float]) -> Scale:
     linear_until = 10.0 ** math.floor(math.log10(middle))
     low, high = min(finite), max(finite)
     return Scale(min(low * 1.5, -linear_until), max(high * 1.5, linear_until), linear_until)
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """Maps positive `low`..`high` to 0..1 by their logarithms; 0, where it occurs, has a place of its own below."""
+
+    low: float
+    high: float
+    has_zero: bool = False
+
+    ZERO_ROOM = 0.09
+
+    def at(self, value: float) -> float:
+        """Position of `value`; values of 0 and less stand at 0."""
+        if value <= 0:
+            return 0.0
+        room = self.ZERO_ROOM if self.has_zero else 0.0
+        share = (math.log10(value) - math.log10(self.low)) / (math.log10(self.high) - math.log10(self.low))
+        return room + (1 - room) * share
+
+    def clamp(self, value: float) -> float:
+        """Position of `value`, held within the axis."""
+        return min(1.0, max(0.0, self.at(value)))
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Powers of ten, or 1, 2 and 5 times such where there are few; about `count` of them."""
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        stride = max(1, -(-(last - first) // count))
+        digits = (1, 2, 5) if last - first <= 2 else (1,)
+        values = [d * 10.0**p for p in range(first, last + 1, stride) for d in digits]
+        inside = [v for v in values if self.low * 0.999 <= v <= self.high * 1.001]
+        return [0.0, *inside] if self.has_zero else inside
+
+    def text(self, value: float) -> str:
+        """A tick's words."""
+        if value == 0:
+            return "0"
+        if 1e-3 <= value < 1e6:
+            return count_text(value) if value >= 1e3 else f"{value:g}"
+        return number(value, 1)
+
+
+def logarithmic(values: Iterable[float]) -> LogScale:
+    """A logarithmic scale around the finite `values` that are above zero; zeros get a place of their own."""
+    finite = [value for value in values if math.isfinite(value)]
+    positive = [value for value in finite if value > 0]
+    low, high = (min(positive), max(positive)) if positive else (0.1, 1.0)
+    if low == high:
+        low, high = low / 10**0.5, high * 10**0.5
+    room = (high / low) ** 0.04
+    return LogScale(low / room, high * room, any(value <= 0 for value in finite))

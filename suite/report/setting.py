@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.spec import NO_PRECISION, reads
 from suite.report.evidence import Evidence
 from suite.report.words import count_text, given, join
 
 if TYPE_CHECKING:
+    from harness.spec import RunSpec
     from suite.declare import Plan
     from suite.declare.papers import Fact, Paper
 
 _SHOWN = 6
 """Names listed before `and n more`."""
+
+
+def _tensor_text(spec: RunSpec) -> str:
+    tensor = spec.tensor
+    text = f"{tensor.rows} × {tensor.cols}, {tensor.distribution.replace('_', ' ')}"
+    if tensor.outlier_sigmas:
+        text += f", {given(100 * tensor.outlier_share)}% {tensor.outliers} outliers of {given(tensor.outlier_sigmas)}σ"
+    return text + (f", {tensor.steps} in sequence" if tensor.steps > 1 else "")
+
+
+_STUDY_FACTS: dict[str, Callable[[RunSpec], str]] = {
+    "format": lambda spec: spec.format,
+    "cast": lambda spec: spec.cast,
+    "tensor": _tensor_text,
+    "attention": lambda spec: f"kernel {spec.attention.kernel}",
+    "gemm": lambda spec: f"{spec.gemm.m} × {spec.gemm.k} × {spec.gemm.n}",
+}
+"""Aspect of a study, named as the field it reads -> its words."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +132,8 @@ def _merged(conditions: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 def _here(plan: Plan, evidence: Evidence) -> dict[str, str]:
     arms = [run for run in plan.runs if run.role != "base"]
-    specs = [run.spec for run in arms]
+    training = [run.spec for run in arms if run.spec.is_training]
+    studies = [run.spec for run in arms if not run.spec.is_training]
     parameters = {
         row.num_parameters for run in arms if (row := evidence.rows.get(run.key)) and row.num_parameters
     }
@@ -120,17 +141,29 @@ def _here(plan: Plan, evidence: Evidence) -> dict[str, str]:
         evidence.rows[run.key].fidelity if run.key in evidence.rows else run.spec.fidelity for run in arms
     ]
     bases = [run.spec for run in plan.runs if run.role == "base"]
+    specs = training
     facts = {
+        "task": _names(spec.task for spec in studies),
+        **{
+            name: (_phrases if name == "tensor" else _names)(
+                text for spec in studies if reads(spec.task, name) and (text := describe(spec))
+            )
+            for name, describe in _STUDY_FACTS.items()
+        },
         "model": _names(spec.model.name for spec in specs)
         + (f" ({join(sorted(count_text(p) for p in parameters), 'to')} parameters)" if parameters else ""),
-        "tokens": _names(count_text(spec.tokens) for spec in specs) + " a run",
+        "tokens": _names(count_text(spec.tokens) for spec in specs) + (" a run" if specs else ""),
         "start": f"a base run of {_names(count_text(base.tokens) for base in bases)} tokens" if bases else "",
-        "precision": _names(spec.precision.name for spec in specs),
+        "precision": _names(
+            run.spec.precision.name
+            for run in arms
+            if reads(run.spec.task, "precision") and run.spec.precision != NO_PRECISION
+        ),
         "feed-forward": _names(spec.model.ffn for spec in specs),
         "optimizer": _names(f"{spec.optimizer.name}, lr {spec.optimizer.lr:g}" for spec in specs),
         "batch": _names(f"{spec.batch_size} × {spec.seq_len} tokens" for spec in specs),
         "data": _names(f"{spec.data.corpus}, {spec.data.tokenizer}" for spec in specs),
-        "seeds": str(len({spec.seed for spec in specs})),
+        "seeds": str(len({run.spec.seed for run in arms})),
         "hardware": join(evidence.machines(run.key for run in plan.runs)) or "nothing run yet",
         "fidelity": join([f"{fidelities.count(name)} {name}" for name in dict.fromkeys(fidelities)])
         + " runs",
@@ -143,6 +176,13 @@ def _names(values: Iterable[str]) -> str:
     if len(found) > _SHOWN:
         return f"{', '.join(found[:_SHOWN])} and {len(found) - _SHOWN} more"
     return join(found)
+
+
+def _phrases(values: Iterable[str]) -> str:
+    """Like `_names`, of texts that have commas in them."""
+    found = list(dict.fromkeys(values))
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(found[:_SHOWN]) + more
 
 
 def conditions_text(conditions: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from suite.report.look import Look
-from suite.report.scale import Scale
+from suite.report.scale import LogScale, Scale
 from suite.report.words import signed
 
 STRIP_HEIGHT = 26
@@ -81,7 +81,7 @@ def marker_at(x: str, y: float, look: Look) -> Markup:
 
 
 def interval_strip(
-    scale: Scale,
+    scale: Scale | LogScale,
     effect: float | None,
     low: float | None,
     high: float | None,
@@ -153,7 +153,7 @@ def strip_sentence(effect: float | None, low: float | None, high: float | None, 
     return f"effect {signed(effect)}{ends}, {num_seeds} pairs"
 
 
-def axis_strip(scale: Scale, count: int = 4) -> Markup:
+def axis_strip(scale: Scale | LogScale, count: int = 4) -> Markup:
     """Ticks of the axis that a column of strips shares; narrow screens leave out the `minor` ones."""
     parts = []
     spared = scale.ticks(max(2, count // 2))

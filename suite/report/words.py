@@ -151,7 +151,7 @@ def moment(value: Any) -> str:
 
 def heading(text: str) -> str:
     """`text` with a capital, unless it begins with a symbol's or a metric's name (w1, step_ms)."""
-    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].replace("-", "").isalpha() else text
 
 
 def plural(count: int, noun: str, many: str | None = None) -> str:
@@ -188,6 +188,8 @@ def rule_text(rule: Mapping[str, Any], unit: str) -> str:
             continue
         if name == "within":
             low, high = value
+            if low == high:
+                return f"exactly {given(low)}{suffix}"
             return f"between {given(low)} and {given(high)}{suffix}"
         words = {
             "above": "above",

@@ -2,8 +2,10 @@
 
     python tests/benchmarks/step_process.py suite llama-0.8m bf16
 
-Sides: suite (the worker's own step, with its malloc settings), nanogpt, huggingface (Trainer). Prints the
-median tokens per CPU-second of the steps after the first few, and the first and last loss.
+Sides: suite (the worker's own step, with its malloc settings), compiled (the same under torch.compile), torchao (the
+same model with its FP8 emulation), nanogpt, huggingface (Trainer). Precisions: fp32, bf16; for suite also fp8-bf16 and
+fp8-fp32, every hidden linear's casts emulated (preset fp8-delayed) with products in BF16 or FP32. Prints the median
+tokens per CPU-second of the steps after the first few, and the first and last loss.
 """
 
 from __future__ import annotations
@@ -28,13 +30,21 @@ from harness.data.loader import TokenBatches
 from harness.data.tokens import TokenData, load_tokens
 from harness.models import transformer
 from harness.optim import adamw
+from harness.precision.linear import apply_recipe
 from harness.run import Run
 from harness.spec import DataSpec, ModelSpec, PrecisionSpec, RunSpec
 from harness.tasks.pretrain import training_step
 from harness.worker import keep_freed_memory
 
 ROOT = Path(__file__).parents[2]
-PRECISIONS = {"fp32": PrecisionSpec(name="fp32"), "bf16": PrecisionSpec(name="bf16", compute="bf16")}
+PRESETS = yaml.safe_load((ROOT / "cases" / "presets" / "precisions.yaml").read_text())
+DELAYED = PRESETS["fp8-delayed"]["recipe"]
+PRECISIONS = {
+    "fp32": PrecisionSpec(name="fp32"),
+    "bf16": PrecisionSpec(name="bf16", compute="bf16"),
+    "fp8-fp32": PrecisionSpec(name="fp8", recipe=DELAYED, backend="emulated"),
+    "fp8-bf16": PrecisionSpec(name="fp8", compute="bf16", recipe=DELAYED, backend="emulated"),
+}
 SHAPES = {"llama-0.8m": (8, 128, 14), "llama-15m": (8, 256, 5)}
 """Batch, sequence and timed steps of each model; the first is the laptop size of the default case."""
 WARM_UP = 4
@@ -46,13 +56,21 @@ def model_spec(name: str) -> ModelSpec:
 
 
 def suite_step(
-    model: ModelSpec, precision: str, tokens: TokenData, batch: int, seq: int
+    model: ModelSpec,
+    precision: str,
+    tokens: TokenData,
+    batch: int,
+    seq: int,
+    change: Callable[[transformer.Transformer], None] = lambda model: None,
 ) -> Callable[[], float]:
+    """The worker's training step; `change` is done to the model before it."""
     keep_freed_memory()
     spec = RunSpec(
         model=model, precision=PRECISIONS[precision], tokens=1000 * batch * seq, batch_size=batch, seq_len=seq
     )
     built = transformer.build(model, tokens.vocab_size, seed=0)
+    apply_recipe(built, spec.precision)
+    change(built)
     run = Run(
         spec=spec,
         journal=None,  # type: ignore[arg-type]
@@ -71,6 +89,24 @@ def suite_step(
         return run.loss
 
     return step
+
+
+def compiled(model: transformer.Transformer) -> None:
+    model.loss = torch.compile(model.loss)  # type: ignore[method-assign]
+
+
+def with_torchao(model: transformer.Transformer) -> None:
+    """Its FP8 emulation on every hidden linear: per-tensor scales of the tensor itself, E4M3 and E5M2."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8.float8_linear import Float8Linear
+
+    forward = Float8Linear.forward
+    Float8Linear.forward = lambda self, x, weight=None: forward(self, x)  # our feed-forward passes None
+    convert_to_float8_training(
+        model,
+        config=Float8LinearConfig(emulate=True),
+        module_filter_fn=lambda module, name: name.startswith("layers."),
+    )
 
 
 def time_steps(step: Callable[[], float], num_steps: int) -> tuple[list[float], list[float]]:
@@ -136,8 +172,10 @@ def main(side: str, name: str, precision: str) -> None:
     torch.manual_seed(0)
     model, tokens = model_spec(name), load_tokens(DataSpec())
     batch, seq, num_steps = SHAPES[name]
-    if side == "suite":
-        losses, seconds = time_steps(suite_step(model, precision, tokens, batch, seq), num_steps)
+    changes = {"suite": lambda model: None, "compiled": compiled, "torchao": with_torchao}
+    if side in changes:
+        step = suite_step(model, precision, tokens, batch, seq, changes[side])
+        losses, seconds = time_steps(step, num_steps)
     elif side == "nanogpt":
         from nano_gpt import GPT, make_step
 

@@ -69,4 +69,4 @@ def test_every_failure_has_a_status_a_reason_and_a_cell(make_bench: Callable[[st
     # diverged and oom are answers; hung, timeout and crashed are tried again.
     again = bench.run("run", bench.case)
     assert again.code == 3
-    assert "3 runs trained, 5 were done before" in again.stderr
+    assert "3 runs made, 5 were done before" in again.stderr

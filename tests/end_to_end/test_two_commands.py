@@ -46,4 +46,4 @@ def test_two_commands_at_once(make_bench: Callable[[str], Bench], other_size: bo
     assert measurements(bench.store()) == recorded(bench.folder / "out")
     assert (bench.folder / "out" / "site" / "index.html").exists()
     for arguments in ([], more):
-        assert "0 runs trained, 5 were done before" in bench.run("run", bench.case, *arguments).stderr
+        assert "0 runs made, 5 were done before" in bench.run("run", bench.case, *arguments).stderr

@@ -79,7 +79,7 @@ def test_a_built_in_case_runs_from_an_empty_folder(python: Python, tmp_path: Pat
     assert "fp8_long_horizon" in listed.stdout, listed.stderr
     done = python("-m", "suite", "run", "fp8_long_horizon", "--size", "laptop", *SMALL, *ONE_ARM)
     assert done.returncode == 0, done.stderr
-    assert "2 runs trained" in done.stderr
+    assert "2 runs made" in done.stderr
     assert "base-needs-its-feed-forward" in done.stdout
     site = tmp_path / "empty" / "out" / "site"
     assert (site / "index.html").is_file() and list((site / "static").rglob("*.css"))

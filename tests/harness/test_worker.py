@@ -15,7 +15,7 @@ import torch
 
 from harness import worker
 from harness.registry import TASKS
-from harness.run import Diverged
+from harness.run import Diverged, Skipped
 from harness.spec import LimitsSpec, ModelSpec, PrecisionSpec, RunSpec
 from results.journal import JournalWriter, read_journal
 
@@ -68,6 +68,7 @@ def raising(error: BaseException) -> Task:
     ("error", "code", "status", "reason"),
     [
         (Diverged("the loss is nan at step 3"), 11, "diverged", "the loss is nan at step 3"),
+        (Skipped("compute capability 8.9 is needed"), 12, "skipped", "compute capability 8.9 is needed"),
         (MemoryError(), 10, "oom", "MemoryError"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"), 10, "oom", "CUDA out of memory. Tried"),
         (

@@ -14,8 +14,12 @@ from harness.spec import ModelSpec, QuantizerSpec, RecipeSpec
 
 Array = npt.NDArray[Any]
 
-DTYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
-MAXIMA = {"e4m3": 448.0, "e5m2": 57344.0}
+DTYPES = {
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "e2m1": ml_dtypes.float4_e2m1fn,
+}
+MAXIMA = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
 
 
 def cast(x: Array, fmt: str) -> Array:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.precision.linear import Linear, QuantizedLinear
+from harness.precision.operands import Operand
 from harness.precision.scaling import Quantizer
+from harness.spec import PrecisionSpec
 
 from .conftest import Array, dequantize, recipe
 
@@ -20,8 +22,8 @@ D_IN, D_OUT = 40, 24
 class Identity(nn.Module):
     """A quantiser that changes nothing."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.float(), torch.ones(())
+    def cast(self, x: Tensor, along: int, compute: torch.dtype) -> Operand:
+        return Operand(x.to(compute), torch.ones(()))
 
 
 class Tagged(nn.Module):
@@ -32,14 +34,15 @@ class Tagged(nn.Module):
         self.value = value
         self.seen: list[Tensor] = []
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def cast(self, x: Tensor, along: int, compute: torch.dtype) -> Operand:
         self.seen.append(x)
-        return torch.full_like(x, self.value, dtype=torch.float32), torch.ones(())
+        return Operand(torch.full_like(x, self.value, dtype=torch.float32), None)
 
 
-def layer(carrier: torch.dtype = torch.float32, bias: bool = False, **more: Any) -> QuantizedLinear:
+def layer(compute: str = "fp32", bias: bool = False, **more: Any) -> QuantizedLinear:
     torch.manual_seed(0)
-    return QuantizedLinear(Linear(D_IN, D_OUT, bias=bias), recipe(**more), carrier)
+    precision = PrecisionSpec(name="fp8", compute=compute, recipe=recipe(**more))  # type: ignore[arg-type]
+    return QuantizedLinear(Linear(D_IN, D_OUT, bias=bias), precision)
 
 
 def run(module: nn.Module, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,7 +91,7 @@ def test_quantisation_makes_a_difference() -> None:
 
 def test_bf16_products_round_once_and_scales_stay_fp32() -> None:
     """The operands are exact in BF16, so only outputs are rounded: unbiased, and to a BF16 unit or two."""
-    module, (x, g) = layer(torch.bfloat16), inputs(torch.bfloat16)
+    module, (x, g) = layer("bf16"), inputs(torch.bfloat16)
     for got, wanted in zip(run(module, x, g), oracle(module, x, g), strict=True):
         error = got.double().numpy() / wanted - 1
         error = error[np.abs(wanted) > 1e-3 * np.abs(wanted).max()]
@@ -98,9 +101,9 @@ def test_bf16_products_round_once_and_scales_stay_fp32() -> None:
 
 def test_output_dtypes() -> None:
     x, g = inputs(torch.bfloat16)
-    y, dx, dw = run(layer(torch.bfloat16), x, g)
+    y, dx, dw = run(layer("bf16"), x, g)
     assert (y.dtype, dx.dtype, dw.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
-    y, dx, dw = run(layer(torch.bfloat16), x.float(), g)
+    y, dx, dw = run(layer("bf16"), x.float(), g)
     assert (y.dtype, dx.dtype, dw.dtype) == (torch.bfloat16, torch.float32, torch.float32)
 
 
@@ -137,8 +140,8 @@ class _Scaled(nn.Module):
         super().__init__()
         self.scale = scale
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.float() * self.scale, torch.tensor(1 / self.scale)
+    def cast(self, x: Tensor, along: int, compute: torch.dtype) -> Operand:
+        return Operand(x.float() * self.scale, torch.tensor(1 / self.scale))
 
 
 def without_quantizers(module: QuantizedLinear) -> QuantizedLinear:
@@ -160,7 +163,7 @@ def test_identity_is_nn_linear_to_the_bit_in_fp32(shape: tuple[int, ...]) -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_identity_is_nn_linear_to_the_bit_in_bf16(weights: torch.dtype, dtype: torch.dtype) -> None:
     """Against autocast over FP32 weights, and against BF16 weights."""
-    module = without_quantizers(layer(torch.bfloat16))
+    module = without_quantizers(layer("bf16"))
     module.weight.data = module.weight.data.to(weights)
     plain = nn.Linear(D_IN, D_OUT, bias=False)
     plain.weight = nn.Parameter(module.weight.detach().clone())
@@ -204,9 +207,9 @@ def test_delayed_gradients_are_clipped_at_the_old_scale() -> None:
     x, g = inputs()
     for _ in range(2):
         run(module, x, g)
-        for quantizer in module.children():
-            assert isinstance(quantizer, Quantizer)
-            quantizer.end_step()
+        for quantizer in module.modules():
+            if isinstance(quantizer, Quantizer):
+                quantizer.end_step()
     assert float(module.gradients.amax_history[0]) == pytest.approx(float(g.abs().max()))
     dw = run(module, x, g * 1000)[2]
     clipped = g.numpy().reshape(-1, D_OUT).astype(np.float64) * 1000

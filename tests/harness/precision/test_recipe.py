@@ -6,11 +6,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from harness.optim import adamw
 from harness.precision.linear import QuantizedLinear, apply_recipe, end_step, quantizers
-from harness.spec import OptimizerSpec, PrecisionSpec
+from harness.spec import OptimizerSpec, PrecisionSpec, QuantizerSpec, RecipeSpec
 
 from .conftest import recipe, tiny_model, tokens
 
@@ -54,6 +54,19 @@ def test_the_tenth_layer_is_not_the_first() -> None:
     assert "layers.10.ffn.down" in replaced and "layers.1.ffn.down" not in replaced
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "left"),
+    [(1, 0, {0}), (0, 1, {10}), (1, 2, {0, 9, 10}), (0, 0, set()), (0, 20, set(range(11)))],
+)
+def test_blocks_at_the_ends_may_stay_unquantised(first: int, last: int, left: set[int]) -> None:
+    spec = fp8()
+    assert spec.recipe is not None
+    ends = {"high_precision_first": first, "high_precision_last": last}
+    spec = spec.model_copy(update={"recipe": spec.recipe.model_copy(update=ends)})
+    replaced = {int(name.split(".")[1]) for name in apply_recipe(tiny_model(num_layers=11), spec)}
+    assert set(range(11)) - replaced == left
+
+
 def test_a_head_may_be_quantised_and_stays_tied() -> None:
     model = tiny_model(tie_embeddings=True)
     assert apply_recipe(model, fp8(high_precision=())) == [*ALL, "head"]
@@ -69,19 +82,19 @@ def test_fp16_products_are_refused() -> None:
         apply_recipe(tiny_model(), fp8("fp16"))
 
 
-class Identity(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.float(), torch.ones(())
-
-
 def losses(compute: str, ffn: str, quantised: str | None, steps: int = 5) -> list[float]:
-    """Losses of a short training; `quantised`: identity quantisers, real ones, or None for plain linears."""
+    """Losses of a short training; `quantised`: casts to the compute dtype, no casts, real ones, or None for plain
+    linears."""
     model = tiny_model(ffn=ffn)
+    same = QuantizerSpec(format=compute, scaling="none")
+    recipes = {
+        "identity": RecipeSpec(activations=same, weights=same, gradients=same),
+        "roles left out": RecipeSpec(),
+        "real": recipe(),
+    }
     if quantised is not None:
-        for name in apply_recipe(model, fp8(compute)):
-            linear = model.get_submodule(name)
-            if quantised == "identity":
-                linear.activations = linear.weights = linear.gradients = Identity()
+        spec = PrecisionSpec(name="fp8", compute=compute, recipe=recipes[quantised])  # type: ignore[arg-type]
+        assert apply_recipe(model, spec) == ALL
     optimizer = adamw.build(model, OptimizerSpec(lr=1e-2))
     out = []
     for step in range(steps):
@@ -102,6 +115,7 @@ def losses(compute: str, ffn: str, quantised: str | None, steps: int = 5) -> lis
 def test_training_with_identity_quantisers_is_unquantised_training_to_the_bit(compute: str, ffn: str) -> None:
     plain = losses(compute, ffn, None)
     assert losses(compute, ffn, "identity") == plain
+    assert losses(compute, ffn, "roles left out") == plain
     assert losses(compute, ffn, "real") != plain
 
 

@@ -27,6 +27,7 @@ ALL_PROBES = {
     "throughput": 2,
     "weights": 3,
     "alignment": 3,
+    "attention": 3,
     "activations": 2,
     "quantization": 2,
     "ablation": 1,

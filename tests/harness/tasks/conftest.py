@@ -44,6 +44,11 @@ PRECISIONS = {
         compute="bf16",
         recipe=RecipeSpec(activations=delayed("e4m3"), weights=delayed("e4m3"), gradients=delayed("e5m2")),
     ),
+    "fp8-stochastic": PrecisionSpec(
+        name="fp8-stochastic",
+        compute="bf16",
+        recipe=RecipeSpec(gradients=QuantizerSpec(format="e5m2", rounding="stochastic")),
+    ),
 }
 SPORADIC = AgeingSpec(name="sporadic-10", kind="sporadic", log2=10)
 

@@ -71,6 +71,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "fp16": {"precision": "fp16"},
     "tied": {"model": {"tie_embeddings": True}},
     "fp8": {"precision": "fp8-delayed"},
+    "fp8-stochastic": {"precision": "fp8-stochastic"},
     "fp8-smooth-sporadic": {
         "precision": "fp8-delayed",
         "model": {"ffn": "smooth-swiglu"},

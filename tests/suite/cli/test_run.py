@@ -22,7 +22,7 @@ def test_run_and_run_again(suite_command, sites, monkeypatch) -> None:
     monkeypatch.setattr(suite.judge, "judge", lambda *_: pytest.fail("judged again"))
     second = suite_command("run", "case.yaml")
     assert (second.code, second.stdout) == (0, first.stdout)
-    assert "0 runs trained, 6 were done before" in second.stderr
+    assert "0 runs made, 6 were done before" in second.stderr
     assert sites == [["case"]], "built once"
 
 

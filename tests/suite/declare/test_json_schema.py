@@ -30,7 +30,7 @@ def test_it_is_draft_7_with_definitions() -> None:
     assert set(schema["properties"]) == set(CaseFile.model_fields)
     assert set(schema["definitions"]) >= {"Claim", "Expect", "PaperSays", "Fields", "Size", "ModelSpec"}
     assert not {"$defs", "prefixItems", "unevaluatedProperties"} & set(keywords(schema))
-    assert len(text) < 100_000
+    assert len(text) < 130_000
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -1,0 +1,151 @@
+// A tile is a few thousand elements, read a second time from the nearest cache: first its maxima, then its values.
+#pragma once
+
+#include "scales.h"
+
+// The fields that harness/precision/kernel/cpu.py fills in, in its order.
+struct Job {
+    const void* x;
+    void* out;
+    const float* given;  // GIVEN: the scale; otherwise an amax to use instead of the tensor's own, or null
+    float* inverse;      // out: factor outside the product, one or one per row; or null
+    float* amax;         // out: largest magnitude of x
+    double* statistics;  // out: nonzero, clipped, flushed, signal, noise, scale; or null
+    int64_t rows, cols, row_stride;  // of x and out, in elements; columns are contiguous
+    int64_t out_stride;
+    int64_t block_rows, block_cols;  // of one scale; 0: one for the tensor
+    int32_t in_bf16, out_bf16, threads, multiply, stream;
+    float clip_threshold, safe;  // scaled magnitudes: counted as clipped above; at most so large without clamping
+    Grid grid;
+    ScaleRule rule;
+};
+
+struct Totals {
+    double signal = 0, noise = 0;
+    int64_t nonzero = 0, kept = 0, clipped = 0;
+    int32_t amax = 0;
+    void add(const Totals& other) {
+        signal += other.signal, noise += other.noise;
+        nonzero += other.nonzero, kept += other.kept, clipped += other.clipped;
+        amax = amax > other.amax ? amax : other.amax;
+    }
+};
+
+constexpr int FOLD = 1024;  // elements whose squares are summed in FP32 before they are added to FP64 sums
+
+struct Sums {
+    vf signal, noise;
+    Sums() { clear(); }
+    void clear() { signal = noise = splat(0.0f); }
+    void fold(Totals& totals) {
+        totals.signal += horizontal_sum(signal), totals.noise += horizontal_sum(noise);
+        clear();
+    }
+};
+
+template <class Op, class = void>
+struct moves_grid { static constexpr bool value = false; };
+template <class Op>
+struct moves_grid<Op, decltype((void)Op::IN_PLACE)> { static constexpr bool value = true; };
+
+// What one loop over consecutive elements needs besides its pointers.
+struct Place {
+    vu index;  // linear index of the first LANES elements, for the noise
+    Output how;
+};
+
+template <class Op, bool MULTIPLY, bool STATISTICS>
+inline vf element(const Op& op, const Scale& s, vf v, vu index, Sums& sums, int64_t& nonzero, int64_t& kept) {
+    vf r = op.grid(s, v, index);
+    if (!MULTIPLY && !STATISTICS) return r;
+    vf value = moves_grid<Op>::value ? r : r * s.decode;
+    if (STATISTICS) {
+        nonzero += count_nonzero(v), kept += count_nonzero(r);
+        vf d = v - (MULTIPLY && !moves_grid<Op>::value ? value * s.outer : value);
+        sums.signal = accumulate(v, v, sums.signal), sums.noise = accumulate(d, d, sums.noise);
+    }
+    return MULTIPLY ? value : r;
+}
+
+// `n` consecutive elements under one scale; returns `most` raised to their magnitudes if AMAX. FIXED: n, where it is known to the compiler.
+template <class Op, bool MULTIPLY, bool STATISTICS, bool AMAX, int FIXED, class In, class Out>
+inline vi segment(const Op& op, const Scale& s, const In* x, Out* out, int64_t n, Place place, Sums& sums,
+                  Totals& totals, vi most) {
+    if (FIXED) n = FIXED;
+    vu index = place.index;
+    int64_t nonzero = 0, kept = 0;  // local, so that they stay in registers
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vf v = load(x + i);
+        if (AMAX) most = larger(most, magnitude(v));
+        store(out + i, element<Op, MULTIPLY, STATISTICS>(op, s, v, index, sums, nonzero, kept), place.how);
+        index += LANES;
+    }
+    if (i < n) {
+        vf v = load_part(x + i, n - i);
+        if (AMAX) most = larger(most, magnitude(v));
+        store_part(out + i, element<Op, MULTIPLY, STATISTICS>(op, s, v, index, sums, nonzero, kept), place.how, n - i);
+    }
+    if (STATISTICS) totals.nonzero += nonzero, totals.kept += kept;
+    return most;
+}
+
+template <class In>
+vi lane_amax(const In* x, int64_t n) {
+    vi a = splat(0), b = a, c = a, d = a;
+    int64_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES) {
+        a = larger(a, magnitude(load(x + i)));
+        b = larger(b, magnitude(load(x + i + LANES)));
+        c = larger(c, magnitude(load(x + i + 2 * LANES)));
+        d = larger(d, magnitude(load(x + i + 3 * LANES)));
+    }
+    for (; i + LANES <= n; i += LANES) a = larger(a, magnitude(load(x + i)));
+    if (i < n) b = larger(b, magnitude(load_part(x + i, n - i)));
+    return larger(larger(a, b), larger(c, d));
+}
+
+// Smallest and largest, 0 included. NaN is ignored: callers look for it in the amax.
+template <class In>
+void extremes(const In* x, int64_t n, float& low, float& high) {
+    vf l = splat(0.0f), h = l;
+    for (int64_t i = 0; i < n; i += LANES) {
+        vf v = i + LANES <= n ? load(x + i) : load_part(x + i, n - i);
+        l = v < l ? v : l, h = v > h ? v : h;
+    }
+    float lows[LANES], highs[LANES];
+    memcpy(lows, &l, sizeof l), memcpy(highs, &h, sizeof h);
+    for (int lane = 0; lane < LANES; lane++) {
+        low = lows[lane] < low ? lows[lane] : low;
+        high = highs[lane] > high ? highs[lane] : high;
+    }
+}
+
+// `count` less one in each lane for every scaled element of `n` beyond the threshold. The factors stand `step` (0 or 1)
+// apart.
+template <class In>
+vi count_clipped(const Job& job, const float* encode, const float* zero, int step, const In* x, int64_t n, vi count) {
+    const float threshold = job.clip_threshold;
+    Scale s{};
+    s.encode = splat(*encode), s.zero = splat(*zero);
+    for (int64_t i = 0; i < n; i += LANES) {
+        if (step) s.encode = load(encode + i), s.zero = load(zero + i);
+        vf y = (i + LANES <= n ? load(x + i) : load_part(x + i, n - i)) * s.encode;
+        if (job.grid.asymmetric) {
+            vf c = clamp_magnitude(y, splat(2 * job.grid.max));
+            vf code = with_sign(whole_part<NEAREST>(job.grid, (vf)magnitude(c), vu{}), c) + s.zero;
+            count += ((code < 0.0f) | (code > job.grid.max)) & (y == y);
+        } else {
+            count += (vf)magnitude(y) > threshold;
+        }
+    }
+    return count;
+}
+
+inline int64_t total(vi count) {
+    int32_t counts[LANES];
+    memcpy(counts, &count, sizeof count);
+    int64_t sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum -= counts[lane];
+    return sum;
+}

@@ -1,0 +1,194 @@
+// Vectors of FP32 lanes in GCC's and clang's portable extension, as wide as the machine's registers.
+// Intrinsics stand behind __AVX512*__ where one instruction does the work of several; the bits are the same without.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
+    defined(__AVX512VL__) && !defined(QUANTIZE_PORTABLE)
+#define QUANTIZE_AVX512 1
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+constexpr int32_t SIGN = INT32_MIN, MAGNITUDE = 0x7fffffff, EXPONENT = 0x7f800000, QUIET_NAN = 0x7fc00000;
+
+inline int32_t bits_of(float value) {
+    int32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+inline float float_of(int32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline vf splat(float value) { return vf{} + value; }
+inline vi splat(int32_t value) { return vi{} + value; }
+inline vu lane_numbers() {
+    static const uint32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vu v;
+    memcpy(&v, numbers, sizeof v);
+    return v;
+}
+inline vi larger(vi a, vi b) { return a > b ? a : b; }
+inline vi smaller(vi a, vi b) { return a < b ? a : b; }
+inline vi magnitude(vf v) { return (vi)v & MAGNITUDE; }
+inline vf with_sign(vf value, vf sign) { return (vf)((vi)value | ((vi)sign & SIGN)); }
+inline vf either(vi mask, vf a, vf b) { return mask ? a : b; }
+
+inline vf load(const float* from) {
+    vf v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+inline vf load(const bf16* from) {
+    vh half;
+    memcpy(&half, from, sizeof half);
+    return (vf)(__builtin_convertvector(half, vu) << 16);
+}
+// The first `count` lanes. Without a call to memcpy: it would force the loops around it out of their registers.
+inline vf load_part(const float* from, int64_t count) {
+#if QUANTIZE_AVX512
+    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#else
+    vf v = splat(0.0f);
+    for (int lane = 0; lane < LANES; lane++) v[lane] = lane < count ? from[lane] : 0.0f;
+    return v;
+#endif
+}
+inline vf load_part(const bf16* from, int64_t count) {
+#if QUANTIZE_AVX512
+    vh half = (vh)_mm256_maskz_loadu_epi16((__mmask16)((1u << count) - 1), from);
+#else
+    vh half = {};
+    for (int lane = 0; lane < LANES; lane++) half[lane] = lane < count ? from[lane].bits : 0;
+#endif
+    return (vf)(__builtin_convertvector(half, vu) << 16);
+}
+
+// How results are written. `stream`: past the caches, for outputs larger than they are. `exact`: every value is a
+// BF16 number, so that cutting off the lower half rounds nothing.
+struct Output {
+    bool stream, exact;
+};
+
+inline void store(float* to, vf v, Output how) {
+#if QUANTIZE_AVX512
+    if (how.stream) return _mm512_stream_ps(to, (__m512)v);
+#endif
+    (void)how;
+    memcpy(to, &v, sizeof v);
+}
+inline vh narrow(vf v, bool exact) {
+    vu bits = (vu)v;
+    if (!exact) bits += 0x7fff + ((bits >> 16) & 1);  // nearest even; the NaN made here have no low bits to carry
+    return __builtin_convertvector(bits >> 16, vh);
+}
+inline void store(bf16* to, vf v, Output how) {
+    vh half = narrow(v, how.exact);
+#if QUANTIZE_AVX512
+    if (how.stream) return _mm256_stream_si256((__m256i*)to, (__m256i)half);
+#endif
+    memcpy(to, &half, sizeof half);
+}
+inline void store_part(float* to, vf v, Output, int64_t count) {
+#if QUANTIZE_AVX512
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
+#else
+    for (int lane = 0; lane < count; lane++) to[lane] = v[lane];
+#endif
+}
+inline void store_part(bf16* to, vf v, Output how, int64_t count) {
+    vh half = narrow(v, how.exact);
+#if QUANTIZE_AVX512
+    _mm256_mask_storeu_epi16(to, (__mmask16)((1u << count) - 1), (__m256i)half);
+#else
+    for (int lane = 0; lane < count; lane++) to[lane].bits = half[lane];
+#endif
+}
+
+// |v| at most `limit` (a positive vector), sign kept. NaN becomes the limit: callers look for NaN in the amax.
+inline vf clamp_magnitude(vf v, vf limit) {
+#if QUANTIZE_AVX512
+    return (vf)_mm512_range_ps((__m512)v, (__m512)limit, 0b0010);
+#else
+    return with_sign((vf)smaller(magnitude(v), (vi)limit), v);
+#endif
+}
+
+// Out of line: an array of the lanes would keep the vector in memory wherever it lives.
+__attribute__((noinline)) static int32_t horizontal_max(vi v) {
+    int32_t lanes[LANES];
+    memcpy(lanes, &v, sizeof v);
+    int32_t largest = lanes[0];
+    for (int lane = 1; lane < LANES; lane++) largest = lanes[lane] > largest ? lanes[lane] : largest;
+    return largest;
+}
+__attribute__((noinline)) static double horizontal_sum(vf v) {
+    float lanes[LANES];
+    memcpy(lanes, &v, sizeof v);
+    double sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
+    return sum;
+}
+inline int64_t count_nonzero(vf v) {
+#if QUANTIZE_AVX512
+    return __builtin_popcount(_mm512_test_epi32_mask((__m512i)v, _mm512_set1_epi32(MAGNITUDE)));
+#else
+    vi zero = magnitude(v) == 0;
+    int32_t lanes[LANES];
+    memcpy(lanes, &zero, sizeof zero);
+    int64_t count = LANES;
+    for (int lane = 0; lane < LANES; lane++) count += lanes[lane];
+    return count;
+#endif
+}
+// a * b + sum for statistics, whose last bits nobody promises.
+inline vf accumulate(vf a, vf b, vf sum) {
+#if QUANTIZE_AVX512
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#else
+    return a * b + sum;
+#endif
+}
+
+// Largest lane of each of LANES vectors, by a tree of shuffles (three instructions a vector instead of eight).
+inline vi maxima(const vi* v) {
+#if QUANTIZE_AVX512
+    __m512i a[8], b[4];
+    for (int k = 0; k < 8; k++) {
+        __m512i p = (__m512i)v[2 * k], q = (__m512i)v[2 * k + 1];
+        a[k] = _mm512_max_epi32(_mm512_unpacklo_epi32(p, q), _mm512_unpackhi_epi32(p, q));
+    }
+    for (int k = 0; k < 4; k++)
+        b[k] = _mm512_max_epi32(_mm512_unpacklo_epi64(a[2 * k], a[2 * k + 1]),
+                                _mm512_unpackhi_epi64(a[2 * k], a[2 * k + 1]));
+    __m512i low = _mm512_max_epi32(_mm512_shuffle_i32x4(b[0], b[1], 0x44), _mm512_shuffle_i32x4(b[0], b[1], 0xee));
+    __m512i high = _mm512_max_epi32(_mm512_shuffle_i32x4(b[2], b[3], 0x44), _mm512_shuffle_i32x4(b[2], b[3], 0xee));
+    return (vi)_mm512_max_epi32(_mm512_shuffle_i32x4(low, high, 0x88), _mm512_shuffle_i32x4(low, high, 0xdd));
+#else
+    int32_t largest[LANES];
+    for (int k = 0; k < LANES; k++) largest[k] = horizontal_max(v[k]);
+    vi result;
+    memcpy(&result, largest, sizeof result);
+    return result;
+#endif
+}
