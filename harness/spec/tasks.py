@@ -14,7 +14,7 @@ NEEDED_FOR_TRAINING = ("model", "precision", "tokens")
 ANY_TASK = frozenset(
     {
         *("task", "seed", "threads", "device", "limits"),
-        *("start_from", "keep_checkpoint", "checkpoint_every_s"),
+        *("keep_checkpoint", "checkpoint_every_s"),
     }
 )
 """Fields that every task reads."""
@@ -23,7 +23,7 @@ STUDY_FIELDS: dict[str, frozenset[str]] = {
     "formats": frozenset({"format"}),
     "tensors": frozenset({"cast", "tensor"}),
     "attention": frozenset({"attention"}),
-    "gemm": frozenset({"gemm", "precision", "cast"}),
+    "gemm": frozenset({"gemm"}),
     "accumulation": frozenset({"gemm", "precision"}),
 }
 """Study -> the fields it reads beside those of any task."""

@@ -37,6 +37,8 @@ class TensorSpec(Frozen):
     def _check_steps(self) -> TensorSpec:
         if self.outlier_from > self.steps or self.outlier_until > self.steps:
             raise ValueError(f"outliers come and go within the {self.steps} steps of the sequence")
+        if 0 < self.outlier_until < self.outlier_from:
+            raise ValueError(f"outlier_until {self.outlier_until} is before outlier_from {self.outlier_from}")
         return self
 
     def has_outliers(self, step: int) -> bool:

@@ -128,7 +128,9 @@ def _quantize(model: torch.nn.Module, spec: RunSpec, device: torch.device, journ
     num_linears = len([module for module in model.modules() if isinstance(module, Linear)])
     choice = apply_backend(model, spec.precision, device, spec.seed)
     if spec.attention.is_emulated:
-        journal.note("fidelity", "emulated", "attention is the suite's own emulation, whatever multiplies elsewhere")
+        journal.note(
+            "fidelity", "emulated", "attention is the suite's own emulation, whatever multiplies elsewhere"
+        )
     if spec.precision.recipe is None:
         return
     kept = num_linears - len(choice.replaced) - len(choice.unfit)

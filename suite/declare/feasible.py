@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.precision.backends.requirements import native_requirements
 from harness.spec import RunSpec
+from harness.spec.gemm import unfit
 
 _SHAPE = (
     *("num_layers", "d_model", "num_heads", "num_kv_heads", "head_width", "d_ffn", "vocab_size"),
@@ -50,6 +51,26 @@ def start_problem(spec: RunSpec, base: RunSpec) -> str | None:
         return f"model.ffn is {spec.model.ffn} here and {base.model.ffn} in the base"
     if spec.data.tokenizer != base.data.tokenizer:
         return f"data.tokenizer is {spec.data.tokenizer} here and {base.data.tokenizer} in the base"
+    return None
+
+
+def study_problem(spec: RunSpec) -> tuple[str, str] | None:
+    """(field, why) where a study lacks what it measures, or None."""
+    if spec.task == "formats" and not spec.format:
+        return "format", "task formats needs a format, such as e4m3 (suite list formats)"
+    if spec.task == "tensors" and not spec.cast:
+        return "cast", "task tensors needs a cast, such as e4m3:current"
+    if spec.task == "gemm" and (wrong := unfit(spec.gemm)):
+        return "gemm", wrong
+    if spec.task == "accumulation":
+        sizes = (("m", spec.gemm.m), ("k", spec.gemm.k), ("n", spec.gemm.n))
+        if empty := [f"gemm.{name}" for name, size in sizes if not size]:
+            return "gemm", f"task accumulation needs {', '.join(empty)} of at least 1"
+        if spec.precision.recipe is None or spec.precision.recipe.accumulation is None:
+            return (
+                "precision",
+                "task accumulation needs a precision with recipe.accumulation, as fp8-deepseek-14bit",
+            )
     return None
 
 

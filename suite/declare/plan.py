@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.spec import RunSpec, reads
 from suite.declare.checks import check_names
 from suite.declare.errors import CaseError, Place, Problem, offer, problem, shown
-from suite.declare.feasible import backend_problem, mesh_problems, sequence_problem, start_problem
+from suite.declare.feasible import (
+    backend_problem,
+    mesh_problems,
+    sequence_problem,
+    start_problem,
+    study_problem,
+)
 from suite.declare.labels import matches
 from suite.declare.layers import resolve, run_spec
 from suite.declare.matrix import SIZE_KEYS, Point, points
@@ -120,13 +126,18 @@ def build(
     base_above = [override.layer() for override in found.base_overrides]
     bases: dict[int, RunSpec | None] = {}
     for point in found.arms:
+        spec = _spec([*below, point.fields, *above], point.fields.place, built)
+        if spec is not None and point.start_from is not None and not reads(spec.task, "start_from"):
+            message = f"start_from: nothing that task {spec.task} reads"
+            built.left_out.setdefault("start_from", problem(point.start_from.place, message))
+            point = replace(point, start_from=None)
         base: RunSpec | None = None
         if point.start_from is not None:
+            built.read.add("start_from")
             if id(point.start_from) not in bases:
                 layers = [*below, *above, point.start_from, *base_above]
                 bases[id(point.start_from)] = _spec(layers, point.start_from.place, built)
             base = bases[id(point.start_from)]
-        spec = _spec([*below, point.fields, *above], point.fields.place, built)
         if spec is None or (base is None and point.start_from is not None):
             continue
         if base is not None and point.start_from is not None and (misfit := start_problem(spec, base)):
@@ -185,7 +196,11 @@ def _spec(layers: list[Node], place: Place, built: Built) -> RunSpec | None:
         built.problems += error.problems
         return None
     if not spec.is_training:
-        return None if problems else spec
+        lacking = None if problems or built.incomplete else study_problem(spec)
+        if lacking is not None:
+            field, message = lacking
+            built.problems.append(problem((whole.get(field) or whole).place, message))
+        return None if problems or lacking else spec
     mesh = whole.get("parallelism") or whole
     found = [
         problem(mesh.place, f"impossible mesh: {text}", "suite list parallelisms")

@@ -79,10 +79,10 @@ def index_page(
     for page in pages:
         own = page.papers[0].key if page.papers else ""
         for claim in page.claims:
-            sections.setdefault(str((claim.paper or {}).get("key") or own), []).append(claim)
+            sections.setdefault(_cited(claim, own), []).append(claim)
     for row in stray:
         view = claim_view(row)
-        sections.setdefault(str((view.paper or {}).get("key") or ""), []).append(view)
+        sections.setdefault(_cited(view, ""), []).append(view)
     claims = [claim for group in sections.values() for claim in group]
     seen = Counter(claim.verdict for claim in claims)
     counts = tuple((name, shape, seen[name]) for name, (shape, _) in VERDICTS.items() if seen[name])
@@ -95,14 +95,21 @@ def index_page(
         cases=tuple(_line(page) for page in pages),
         failures=tuple(gap for page in pages for gap in _failures(page)),
         counts=counts,
-        sentence=_sentence(counts, len(claims), len([key for key in sections if key])),
+        sentence=_sentence(
+            counts, len(claims), len([key for key in sections if key]), len(sections.get("", ()))
+        ),
         machines=tuple(sorted({machine for page in pages for machine in page.machines})),
         latest=max(moments, default=""),
         kernels=kernels,
     )
 
 
-_NO_PAPER = PaperView("", "Claims of our own", "", "", "", (), (), ())
+_NO_PAPER = PaperView("", "Expectations of our own", "", "", "", (), (), ())
+
+
+def _cited(claim: ClaimView, own: str) -> str:
+    """Key of the paper that makes the claim, `own` where it is quoted without a key; "" for a claim that no paper makes."""
+    return "" if claim.paper is None else str(claim.paper.get("key") or own)
 
 
 def _line(page: CasePage) -> CaseLine:
@@ -131,8 +138,14 @@ def _failures(page: CasePage) -> list[Gap]:
     return result
 
 
-def _sentence(counts: Sequence[tuple[str, str, int]], num_claims: int, num_papers: int) -> str:
+def _sentence(counts: Sequence[tuple[str, str, int]], num_claims: int, num_papers: int, num_own: int) -> str:
     if not num_claims:
         return "No claim is judged yet."
     parts = join([f"{count} {name}" for name, _, count in counts])
-    return f"{plural(num_claims, 'claim')} of {plural(num_papers, 'paper')}: {parts}."
+    of_papers = f"of {plural(num_papers, 'paper')}" if num_papers else ""
+    of_ours = f"{num_own} of our own" if num_own else ""
+    if of_papers and of_ours:
+        sources = f", {num_claims - num_own} {of_papers} and {of_ours}"
+    else:
+        sources = f" {of_papers}" if of_papers else " of our own"
+    return f"{plural(num_claims, 'claim')}{sources}: {parts}."

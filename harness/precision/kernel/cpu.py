@@ -225,8 +225,22 @@ class _Plan:
         self._keep = keep
 
 
-@lru_cache(maxsize=1024)
+_plans: dict[tuple[int, int, bool], tuple[QuantizerSpec, _Plan | None]] = {}
+
+
 def _plan(spec: QuantizerSpec, along: int, dequantized: bool) -> _Plan | None:
+    """By identity: hashing and comparing a spec takes longer than the rest of a call."""
+    key = (id(spec), along, dequantized)
+    known = _plans.get(key)
+    if known is None:  # holding the spec keeps its id from being given to another
+        if len(_plans) >= 4096:
+            _plans.clear()
+        known = _plans[key] = (spec, _make_plan(spec, along, dequantized))
+    return known[1]
+
+
+@lru_cache(maxsize=1024)
+def _make_plan(spec: QuantizerSpec, along: int, dequantized: bool) -> _Plan | None:
     fmt = find_format(spec.format)
     if spec.keep_top or (isinstance(fmt, FloatFormat) and not fmt.signed):
         return None

@@ -212,8 +212,10 @@ struct Engine {
     void short_maxima(Blocks& b, const In* from, int count) const {
         for (int k = 0; k < count; k += LANES) {
             vi lanes[LANES];
+#pragma GCC unroll 16
             for (int lane = 0; lane < LANES; lane++, from += N) {
                 lanes[lane] = magnitude(load(from));
+#pragma GCC unroll 8
                 for (int i = LANES; i < N; i += LANES) lanes[lane] = larger(lanes[lane], magnitude(load(from + i)));
             }
             vi m = maxima(lanes);

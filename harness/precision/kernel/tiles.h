@@ -75,6 +75,7 @@ inline vi segment(const Op& op, const Scale& s, const In* x, Out* out, int64_t n
     vu index = place.index;
     int64_t nonzero = 0, kept = 0;  // local, so that they stay in registers
     int64_t i = 0;
+#pragma GCC unroll 2
     for (; i + LANES <= n; i += LANES) {
         vf v = load(x + i);
         if (AMAX) most = larger(most, magnitude(v));

@@ -174,10 +174,12 @@ inline vf accumulate(vf a, vf b, vf sum) {
 inline vi maxima(const vi* v) {
 #if QUANTIZE_AVX512
     __m512i a[8], b[4];
+#pragma GCC unroll 8
     for (int k = 0; k < 8; k++) {
         __m512i p = (__m512i)v[2 * k], q = (__m512i)v[2 * k + 1];
         a[k] = _mm512_max_epi32(_mm512_unpacklo_epi32(p, q), _mm512_unpackhi_epi32(p, q));
     }
+#pragma GCC unroll 4
     for (int k = 0; k < 4; k++)
         b[k] = _mm512_max_epi32(_mm512_unpacklo_epi64(a[2 * k], a[2 * k + 1]),
                                 _mm512_unpackhi_epi64(a[2 * k], a[2 * k + 1]));

@@ -159,7 +159,7 @@ def arranged(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 @needs_kernel
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=st.sampled_from(CASTS),
     rows=st.one_of(st.integers(1, 40), st.sampled_from((64, 130, 257))),
@@ -402,6 +402,7 @@ def test_the_sources_are_package_files() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_the_portable_path_has_the_same_bits(tmp_path: Path) -> None:
     """The code without AVX-512, compiled for the plainest processor and run in a process of its own."""
