@@ -63,6 +63,8 @@ def check_file(file: Path) -> None:
         raise QuantizeError(
             f"{file} does not exist; name a {', '.join(SUFFIXES)} file or a checkpoint's folder"
         )
+    if not file.is_file() and not file.is_dir():
+        raise QuantizeError(f"{file}: is a pipe or a device; only files are read, so write it to one first")
     index = file.name.endswith(".safetensors.index.json")
     if file.is_file() and file.suffix not in SUFFIXES and not index:
         raise QuantizeError(
@@ -82,9 +84,11 @@ def output_paths(file: Path, casts: Sequence[str], out: Path | None) -> dict[str
         if len(casts) > 1:
             raise QuantizeError(f"--out {out}: is one file, but there are {len(casts)} casts; name a folder")
         paths = {casts[0]: out}
+    elif out.exists() and not out.is_dir():
+        raise QuantizeError(f"--out {out}: is no folder; name one, or a file that ends in {suffix}")
     else:
         stem = file.name.removesuffix(".index.json").removesuffix(suffix) or "tensors"
-        paths = {cast: out / f"{stem}.{re.sub('[^A-Za-z0-9.-]+', '-', cast)}{suffix}" for cast in casts}
+        paths = {cast: out / f"{stem}.{re.sub('[^A-Za-z0-9.+-]+', '-', cast)}{suffix}" for cast in casts}
     for path in paths.values():
         if path.exists() and path.resolve() == file.resolve():
             raise QuantizeError(f"--out {out}: {path} is the input; name another file")

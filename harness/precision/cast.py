@@ -152,8 +152,5 @@ def _check(
         raise ValueError(
             f"one amax can be given for delayed, current or nvfp4 scaling, not for {spec.scaling}"
         )
-    if spec.rounding == "stochastic":
-        if seed is None:
-            raise ValueError("stochastic rounding needs a seed")
-        if spec.format == "nf4":
-            raise ValueError("nf4 rounds to its nearest level only")
+    if spec.rounding == "stochastic" and seed is None:
+        raise ValueError("stochastic rounding needs a seed")

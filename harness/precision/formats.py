@@ -80,8 +80,8 @@ class FloatFormat:
 
     @property
     def epsilon(self) -> float:
-        """Distance from 1 to the next larger value."""
-        return 2.0**-self.mantissa_bits
+        """Distance from 1 to the next larger value; where 1 is a subnormal, their common distance."""
+        return 2.0**-self.mantissa_bits if self.min_normal <= 1 else self.min_positive
 
     @property
     def has_infinity(self) -> bool:

@@ -53,6 +53,8 @@ def cast_tensor(
     shape = (operand.shape[0], operand.shape[1])
     block, kept = spec.block_shape, None
     if block is not None:
+        # A vector is not padded to many times its size.
+        block = (min(block[0], shape[0]), min(block[1], shape[1]))
         operand = to_blocks(operand, block)
         noise = to_blocks(noise, block) if noise is not None else None
         kept = largest_in_blocks(operand, spec.keep_top) if spec.keep_top else None

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import errno
 import fnmatch
 import json
 import math
 import os
+import signal
 import sys
 import threading
 from dataclasses import asdict
@@ -47,6 +47,9 @@ def work(request: dict[str, Any]) -> None:
     if all(reasons.values()):
         why = "; ".join(f"{name}: skipped, {reason}" for name, reason in [*reasons.items()][:5])
         raise BadFile(f"{path}: no tensor to measure ({why})")
+    for out in map(Path, (request["outs"] or {}).values()):
+        if out.exists() and any(out.samefile(read) for read in source.paths):
+            raise BadFile(f"--out: {out} is a file of the input; name another")
     totals = {text: Sums() for text in request["casts"]}
     worsts: dict[str, Worst] = {}
     widened: dict[str, list[str]] = {text: [] for text in request["casts"]}
@@ -132,7 +135,7 @@ def _figures(sums: Sums, worst: Worst | None) -> dict[str, Any]:
         return count / max(sums.num_nonzero, 1) if sums.num_elements else None
 
     return asdict(sums) | {
-        "exact": sums.num_elements > 0 and sums.noise == 0,
+        "exact": sums.num_compared > 0 and sums.noise == 0,
         "sqnr_db": _finite(sums.sqnr_db),
         "clipped_fraction": share(sums.num_clipped),
         "flushed_fraction": share(sums.num_flushed),
@@ -149,7 +152,7 @@ def _watch(stream: TextIO) -> None:
     """Stop the work when nobody waits for it any more."""
     while stream.read(1):
         pass
-    _thread.interrupt_main()
+    _thread.interrupt_main(signal.SIGTERM)
     threading.Event().wait(GRACE_S)
     os._exit(INTERRUPTED)
 
@@ -157,6 +160,8 @@ def _watch(stream: TextIO) -> None:
 def main() -> int:
     """Answer the request on stdin."""
     request = json.loads(sys.stdin.readline())
+    # Not by SIGINT, which a shell's background jobs ignore: what was being written is cleared away on SIGTERM too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=_watch, args=(sys.stdin,), daemon=True).start()
     torch.set_num_threads(1)
     try:
@@ -170,11 +175,15 @@ def main() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return INTERRUPTED
+    except MemoryError as error:
+        say("error", text=f"{request['file']}: memory is too short ({error})", code=UNFIT)
+        return UNFIT
     except OSError as error:
         where = (
             error.filename or (request["outs"] and next(iter(request["outs"].values()))) or request["file"]
         )
-        word = error.strerror or errno.errorcode.get(error.errno or 0, "cannot be read or written")
+        # NumPy's own error of a short write has no number.
+        word = error.strerror or f"could not be read or written whole ({error}); is the disk full?"
         say("error", text=f"{where}: {word}", code=UNFIT)
         return UNFIT
     return 0

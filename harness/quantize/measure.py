@@ -48,9 +48,14 @@ class Sums:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
+    def num_compared(self) -> int:
+        """Elements whose errors are in the sums."""
+        return self.num_elements - self.num_nonfinite - self.num_lost
+
+    @property
     def sqnr_db(self) -> float | None:
         """10 log10(signal / noise); infinite where the cast was exact, None where there is nothing to compare."""
-        return ratio_db(self.signal, self.noise) if self.num_elements else None
+        return ratio_db(self.signal, self.noise) if self.num_compared else None
 
     @property
     def bits_per_element(self) -> float | None:
@@ -182,6 +187,8 @@ def _compare(
     rows, cols = reference.shape
     block = (1, cols) if spec.scaling == "row" else spec.block_shape
     across, length = block or (1, cols)
+    # A vector is not padded to many times its size.
+    across, length = min(across, rows), min(length, cols)
     worst: tuple[float, int, int] | None = None
     for start, x, y in _chunks(reference, values, across):
         noise = _block_sums((x - y).square_(), across, length)
@@ -203,7 +210,7 @@ def _compare(
         return None
     share_, row, col = worst
     place = _place(flat, (row, min(row + across, rows)), (col, min(col + length, cols)))
-    return Worst(ratio_db(1.0, share_) or -math.inf, place)
+    return Worst(0.0 - 10 * math.log10(share_), place)
 
 
 def _chunks(x: Tensor, y: Tensor, multiple: int) -> Iterator[tuple[int, Tensor, Tensor]]:

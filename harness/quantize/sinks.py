@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +65,9 @@ class _Temporary:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = path.with_name(f".{path.name}.new")
+        # A name of this process alone, and never through a link: two commands may write the same file.
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+        self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> Any:
         return self
@@ -97,7 +100,7 @@ class SafetensorsSink(_Temporary):
             for entry in entries
         }
         self._room = len(json.dumps(self._header | longest)) // 8 * 8 + 8
-        self._file = self._temporary.open("wb")
+        self._file = self._temporary.open("xb")
         self._file.seek(8 + self._room)
         self._at = 0
 
@@ -128,7 +131,7 @@ class NpySink(_Temporary):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._file = self._temporary.open("wb")
+        self._file = self._temporary.open("xb")
 
     def add(self, name: str, tensor: Tensor | npt.NDArray[Any]) -> None:
         np.lib.format.write_array(self._file, _to_numpy(tensor), allow_pickle=False)
@@ -142,7 +145,7 @@ class NpzSink(_Temporary):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._archive = zipfile.ZipFile(self._temporary, "w", allowZip64=True)
+        self._archive = zipfile.ZipFile(self._temporary, "x", allowZip64=True)
 
     def add(self, name: str, tensor: Tensor | npt.NDArray[Any]) -> None:
         with self._archive.open(f"{name}.npy", "w", force_zip64=True) as file:

@@ -7,7 +7,10 @@ lets go of it.
 from __future__ import annotations
 
 import json
+import math
+import os
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
+_TORN = (
+    ValueError, TypeError, EOFError, SyntaxError, OverflowError, NotImplementedError, RuntimeError, zlib.error,
+    zipfile.BadZipFile,
+)  # fmt: skip
+"""What NumPy and zipfile raise for files that are cut off, damaged, encrypted or of another kind."""
 BF16_IN_NUMPY = np.dtype("V2")
 """How NumPy saves an array of ml_dtypes.bfloat16: two raw bytes a value."""
 
@@ -43,6 +51,8 @@ class Source(Protocol):
     """An opened file: what it holds, and its tensors by name."""
 
     kind: str
+    paths: list[Path]
+    """The files that are read."""
     entries: list[Entry]
     metadata: dict[str, str]
 
@@ -60,7 +70,7 @@ def open_source(path: Path) -> Source:
         return SafetensorsSource([path])
     try:
         return NpzSource(path) if path.suffix == ".npz" else NpySource(path)
-    except (ValueError, EOFError, zipfile.BadZipFile, SyntaxError) as error:
+    except _TORN as error:
         raise BadFile(f"{path}: not a readable {path.suffix} file: {_first_line(error)}") from None
 
 
@@ -126,7 +136,7 @@ def _folder(path: Path) -> Source:
     if indices:
         names = ", ".join(index.name for index in indices)
         raise BadFile(f"{path}: has {len(indices)} indices ({names}); name one of them")
-    files = sorted(path.glob("*.safetensors"))
+    files = sorted(file for file in path.glob("*.safetensors") if file.is_file())
     if not files:
         raise BadFile(f"{path}: no .safetensors in this folder; name a file ({', '.join(SUFFIXES)})")
     return SafetensorsSource(files)
@@ -136,7 +146,7 @@ def _index(path: Path) -> Source:
     try:
         places = json.loads(path.read_text())["weight_map"]
         wanted = {str(name): str(file) for name, file in places.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BadFile(
             f"{path}: not an index of a checkpoint, which is JSON with weight_map: tensor -> file"
         ) from None
@@ -159,14 +169,15 @@ class NpySource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.paths = [path]
         self.metadata: dict[str, str] = {}
         with path.open("rb") as file:
-            self.entries = [_array_entry(path.stem, *_array_header(file))]
+            self.entries = [_array_entry(path.stem, *_array_header(file, os.fstat(file.fileno()).st_size))]
 
     def load(self, name: str) -> Tensor | npt.NDArray[Any]:
         try:
             return _to_torch(np.load(self._path, allow_pickle=False))
-        except (ValueError, EOFError) as error:
+        except _TORN as error:
             raise BadFile(f"{self._path}: {_first_line(error)}") from None
 
 
@@ -177,26 +188,40 @@ class NpzSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.paths = [path]
         self.metadata: dict[str, str] = {}
-        self.entries = []
+        self.entries: list[Entry] = []
         with zipfile.ZipFile(path) as archive:
-            for member in archive.namelist():
-                if member.endswith(".npy"):
-                    with archive.open(member) as file:
-                        self.entries.append(_array_entry(member.removesuffix(".npy"), *_array_header(file)))
+            for member in archive.infolist():
+                if not member.filename.endswith(".npy"):
+                    continue
+                name = member.filename.removesuffix(".npy")
+                if any(name == entry.name for entry in self.entries):
+                    raise ValueError(f"array {name!r} is in it twice")
+                with archive.open(member) as file:
+                    self.entries.append(_array_entry(name, *_array_header(file, member.file_size)))
 
     def load(self, name: str) -> Tensor | npt.NDArray[Any]:
         try:
             with np.load(self._path, allow_pickle=False) as arrays:
                 return _to_torch(arrays[name])
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        except _TORN as error:
             raise BadFile(f"{self._path}: array {name!r}: {_first_line(error)}") from None
 
 
-def _array_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _array_header(file: Any, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of an array in NumPy's format of `size` bytes. Raises ValueError where these do not hold it, so
+    that no memory is taken for what is not there."""
     version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"version {version[0]}.{version[1]} of the format is not known")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
+    if any(isinstance(n, bool) or n < 0 for n in shape):
+        raise ValueError(f"its header gives the shape {shape}")
+    wanted, held = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if not dtype.hasobject and wanted > held:
+        raise ValueError(f"cut off: {dtype} of shape {shape} takes {wanted} bytes, {held} are there")
     return shape, dtype
 
 

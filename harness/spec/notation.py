@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.precision.formats import FloatFormat, IntFormat, TableFormat, find_format
+from harness.precision.formats import FloatFormat, Format, IntFormat, TableFormat, find_format
 from harness.spec.precision import QuantizerSpec
 
 SHORT_NAMES = {
@@ -57,15 +57,22 @@ def parse_cast(text: str) -> QuantizerSpec:
     except ValueError as error:
         raise ValueError(f"{error}; short names: {', '.join(SHORT_NAMES)}") from None
     fields: dict[str, Any] = {"format": name}
-    for word in [*implied, *words]:
-        fields |= _scaling(word, text) if "scaling" not in fields else _option(word, text, fields)
-    if "scaling" not in fields:
-        fields |= _default_scaling(fmt)
+    parts = [*implied, *words]
+    fields |= _default_scaling(fmt) if not parts or _is_option(parts[0]) else _scaling(parts.pop(0), text)
+    given: set[str] = set()
+    for word in parts:
+        option = _option(word, text, fields)
+        if given & option.keys():
+            raise ValueError(f"cast {text!r}: {word!r} contradicts or repeats an option before it")
+        given |= option.keys()
+        _check_use(word, option, fields["scaling"], fmt, text)
+        fields |= option
     try:
         return QuantizerSpec.model_validate(fields)
     except ValidationError as error:
-        reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        raise ValueError(f"cast {text!r}: {reason}") from None
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"][:1])
+        raise ValueError(f"cast {text!r}: {where}{str(first['msg']).removeprefix('Value error, ')}") from None
 
 
 def cast_name(spec: QuantizerSpec) -> str:
@@ -86,7 +93,22 @@ def cast_name(spec: QuantizerSpec) -> str:
     return name
 
 
-def _default_scaling(fmt: FloatFormat | IntFormat | TableFormat) -> dict[str, Any]:
+def _is_option(word: str) -> bool:
+    return word in _WORDS or _COUNT.fullmatch(word) is not None
+
+
+def _check_use(word: str, option: dict[str, Any], scaling: str, fmt: Format, text: str) -> None:
+    """Raises ValueError for an option that would do nothing, lest a table name it."""
+    of_data = ("delayed", "current", "row", "block")
+    if "scale_rounding" in option and scaling != "mx":
+        raise ValueError(f"cast {text!r}: {word!r} is a rule of MX scales, not of {scaling} scaling")
+    if option.keys() & {"power_of_two", "margin"} and scaling not in of_data:
+        raise ValueError(f"cast {text!r}: {word!r} works on {', '.join(of_data)} scaling, not on {scaling}")
+    if "overflow" in option and not isinstance(fmt, FloatFormat):
+        raise ValueError(f"cast {text!r}: {fmt.name} has no infinity or NaN; leave {word!r} away")
+
+
+def _default_scaling(fmt: Format) -> dict[str, Any]:
     """What users of a format do when they say no more."""
     if isinstance(fmt, TableFormat):
         return {"scaling": "block", "block": (1, 64)}
@@ -113,7 +135,9 @@ def _scaling(word: str, text: str) -> dict[str, Any]:
 
 
 def _option(word: str, text: str, fields: dict[str, Any]) -> dict[str, Any]:
-    if word == "2d" and fields["scaling"] in ("mx", "nvfp4"):
+    if word == "2d":
+        if fields["scaling"] not in ("mx", "nvfp4"):
+            raise ValueError(f"cast {text!r}: '2d' is of mx and nvfp4; write blockNxM")
         side = 32 if fields["scaling"] == "mx" else 16
         return {"block": (side, side)}
     if match := _COUNT.fullmatch(word):
@@ -131,7 +155,8 @@ def _unknown(what: str, word: str, text: str, allowed: tuple[str, ...]) -> str:
 
 def _scaling_word(spec: QuantizerSpec) -> str:
     if spec.scaling == "static":
-        return f"static={spec.scale:g}"
+        short = f"{spec.scale:g}"
+        return f"static={short if float(short) == spec.scale else repr(spec.scale)}"
     if spec.scaling == "delayed":
         return "delayed" if spec.history == 16 else f"delayed={spec.history}"
     if spec.scaling == "block":

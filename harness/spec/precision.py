@@ -11,6 +11,7 @@ Scale blocks lie along the contraction dimension of the GEMM that reads them, as
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -20,6 +21,10 @@ from harness.spec.base import Fidelity, Frozen
 
 Scaling = Literal["none", "static", "delayed", "current", "row", "block", "mx", "nvfp4"]
 Backend = Literal["auto", "emulated", "torch", "transformer_engine"]
+
+
+_OF_ONE_SCALING = {"scale": "static", "history": "delayed", "amax": "delayed", "scale_rounding": "mx"}
+"""Fields that one scaling alone reads: elsewhere they would look like a choice and change nothing but the key."""
 
 
 class QuantizerSpec(Frozen):
@@ -37,7 +42,7 @@ class QuantizerSpec(Frozen):
     """Steps of amax history kept for delayed scaling."""
     amax: Literal["max", "most_recent"] = "max"
     """What delayed scaling takes from the history."""
-    margin: int = 0
+    margin: int = Field(default=0, ge=-64, le=64)
     """The scale is divided by 2^margin."""
     power_of_two: bool = False
     """Round the scale down to a power of two (Fishman et al.'s released code does)."""
@@ -68,6 +73,12 @@ class QuantizerSpec(Frozen):
     @model_validator(mode="after")
     def _check(self) -> QuantizerSpec:
         fmt = find_format(self.format)
+        for name, owner in _OF_ONE_SCALING.items():
+            default = type(self).model_fields[name].default
+            if self.scaling != owner and getattr(self, name) != default:
+                raise ValueError(
+                    f"{name} is of {owner} scaling, {self.scaling} has none; leave it at {default}, its default"
+                )
         if self.block is not None and self.scaling not in ("block", "mx", "nvfp4"):
             raise ValueError(f"{self.scaling} scaling has no blocks; leave block away")
         if self.block is not None and (min(self.block) < 1 or max(self.block) > 4096):
@@ -82,10 +93,16 @@ class QuantizerSpec(Frozen):
             and self.scaling not in ("current", "row", "block")
         ):
             raise ValueError(f"{self.format} needs a zero point from the data: current, row or block scaling")
+        if not 2.0**-120 <= self.scale <= 2.0**120:
+            raise ValueError(f"a static scale lies from 2^-120 to 2^120, got {self.scale:g}")
+        if self.format == "nf4" and self.rounding != "nearest":
+            raise ValueError("nf4 rounds to its nearest level only")
         if self.hadamard & (self.hadamard - 1):
             raise ValueError(f"hadamard takes a power of two, got {self.hadamard}")
         if self.keep_top and self.scaling != "block":
             raise ValueError("keep_top works on blocks; use scaling: block")
+        if self.keep_top and self.block_shape and self.keep_top >= math.prod(self.block_shape):
+            raise ValueError(f"keep_top takes less than the block's {math.prod(self.block_shape)} elements")
         return self
 
     @property

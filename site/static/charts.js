@@ -7,7 +7,8 @@
   const MARKERS = { // as in suite/report/svg.py
     circle: "M-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0 -6.8 0", square: "M-3-3h6v6h-6z", triangle: "M0-4L3.8 3h-7.6z",
     cross: "M-3.6-2.4l1.2-1.2L0-1.2l2.4-2.4 1.2 1.2L1.2 0l2.4 2.4-1.2 1.2L0 1.2l-2.4 2.4-1.2-1.2L-1.2 0z",
-    diamond: "M0-4.2L4.2 0 0 4.2-4.2 0z", plus: "M-1.2-4h2.4v2.8h2.8v2.4h-2.8v2.8h-2.4v-2.8h-2.8v-2.4h2.8z",
+    wedge: "M0 4L3.8-3h-7.6z", diamond: "M0-4.2L4.2 0 0 4.2-4.2 0z",
+    plus: "M-1.2-4h2.4v2.8h2.8v2.4h-2.8v2.8h-2.4v-2.8h-2.8v-2.4h2.8z",
   };
   const charts = new Map(); // figure -> uPlot
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

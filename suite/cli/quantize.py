@@ -85,7 +85,7 @@ def quantize(
             else:
                 _print_rows(answers, casts)
     except QuantizeError as error:
-        raise WrongCommand(f"suite quantize: {error}") from None
+        raise WrongCommand(f"suite quantize: {_printable(str(error))}") from None
 
 
 def _print_rows(answers: Iterator[dict[str, Any]], casts: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ def _collect(answers: Iterator[dict[str, Any]], file: Path) -> dict[str, Any]:
 
 
 def _widths(tensors: Sequence[dict[str, Any]], casts: Sequence[str]) -> list[int]:
-    names = [tensor["name"] for tensor in tensors]
+    names = [_printable(tensor["name"]) for tensor in tensors]
     shapes = [_shape(tensor["shape"]) for tensor in tensors]
     dtypes = [tensor["dtype"] for tensor in tensors]
     contents = (names, shapes, dtypes, casts)
@@ -134,6 +134,11 @@ def _widths(tensors: Sequence[dict[str, Any]], casts: Sequence[str]) -> list[int
         max(len(text) for text in (title, *column)) for title, column in zip(COLUMNS, contents, strict=False)
     ]
     return [max(widths[0], len("total")), *widths[1:], *(max(8, len(title)) for title in COLUMNS[4:])]
+
+
+def _printable(text: str) -> str:
+    """A name as a terminal may see it: no line breaks and no escape sequences; quotes where it is empty."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "''"
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -144,7 +149,7 @@ def _cells(answer: dict[str, Any]) -> tuple[str, ...]:
     total = answer["k"] == "total"
     worst = answer["worst_block"] or {}
     return (
-        "total" if total else answer["tensor"],
+        "total" if total else _printable(answer["tensor"]),
         f"{answer['num_elements']:,}" if total else _shape(answer["shape"]),
         "" if total else answer["dtype"],
         answer["cast"],
@@ -153,7 +158,7 @@ def _cells(answer: dict[str, Any]) -> tuple[str, ...]:
         _number(answer["flushed_fraction"], ".3%"),
         _number(answer["bits_per_element"], ".4g"),
         _number(worst.get("sqnr_db"), ".2f"),
-        worst.get("place", "-"),
+        _printable(worst.get("place", "-")),
     )
 
 
@@ -172,14 +177,14 @@ def _print_line(cells: Sequence[str], widths: Sequence[int]) -> None:
 def _warn(answer: dict[str, Any]) -> None:
     if answer["k"] == "row" and (answer["num_nonfinite"] or answer["num_lost"]):
         say(
-            f"{answer['tensor']}: {answer['num_nonfinite']} elements are NaN or infinite; {answer['cast']} makes "
-            f"{answer['num_lost']} others so; all of them are left out of the SQNR"
+            f"{_printable(answer['tensor'])}: {answer['num_nonfinite']} elements are NaN or infinite; "
+            f"{answer['cast']} makes {answer['num_lost']} others so; all of them are left out of the SQNR"
         )
 
 
 def _talk(answer: dict[str, Any]) -> None:
     if answer["k"] == "skip":
-        say(f"{answer['tensor']}: skipped, {answer['reason']}")
+        say(f"{_printable(answer['tensor'])}: skipped, {answer['reason']}")
     elif answer["k"] == "written":
         wide = len(answer["as_fp32"])
         why = f"; {wide} of its tensors in FP32, as their own dtype cannot hold the values" if wide else ""

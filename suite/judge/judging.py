@@ -274,13 +274,18 @@ def _are(count: int) -> str:
 
 
 def _hardware_for(runs: Iterable[PlannedRun]) -> str:
-    recipes = [run.spec.precision.recipe for run in runs if run.spec.precision.recipe is not None]
-    if recipes:
-        return (
-            "hardware that multiplies FP8 (NVIDIA Ada, Hopper or Blackwell, AMD MI300, Intel Gaudi 2) "
-            "with a backend that uses it would do"
-        )
-    return "runs on the hardware itself would do"
+    """What native runs would take: the need of each recipe, each said once."""
+    needs = {
+        run.spec.precision.name: native_requirements(run.spec.precision)
+        for run in runs
+        if run.spec.precision.recipe is not None
+    }
+    if not needs:
+        return "runs on the hardware itself would do"
+    return "; ".join(
+        f"{name} would take {each}" if each.is_possible else f"{name} has no native form ({each.reason})"
+        for name, each in needs.items()
+    )
 
 
 def _worst_fidelity(runs: Sequence[PlannedRun], evidence: Evidence) -> str | None:

@@ -61,7 +61,7 @@ def _bound_text(name: str, bound: Any, unit: str) -> str:
     if name == "within":
         return f"within {bound[0]:g} to {format_effect(bound[1], unit, EXACT_DIGITS)}"
     words = {"non_inferior_within": "non-inferior within", "at_least": "at least", "at_most": "at most"}
-    return f"{words.get(name, name)} {format_effect(bound, unit)}"
+    return f"{words.get(name, name)} {format_effect(bound, unit, EXACT_DIGITS)}"
 
 
 def divergence_notes(

@@ -16,6 +16,7 @@ from suite.report.words import (
     NOTHING,
     VERDICTS,
     effect_text,
+    from_id,
     given,
     heading,
     interval_text,
@@ -195,8 +196,8 @@ def _effect(effect: float | None, unit: str, measure: Measure | None) -> str:
 
 def _headline(claim: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """What the paper says; where no paper is quoted, the claim's name in words."""
-    text = str((claim.get("paper") or {}).get("says") or row["claim_id"].replace("-", " ")).strip()
-    return heading(text)
+    text = str((claim.get("paper") or {}).get("says") or from_id(row["claim_id"]))
+    return heading(text.strip())
 
 
 def _compared(claim: Mapping[str, Any]) -> str:

@@ -162,7 +162,9 @@ def _heat_map(
         groups=tuple((name, sum(column[0] == name for column in columns)) for name in groups),
         columns=tuple(column[2] for column in columns),
         rows=tuple(rows),
-        worst=f"{arm.full_name}, {group}, {role}: {kind.text(value)}",
+        worst=f"{arm.full_name}, {group}, {role}: {kind.text(value)}"
+        if any(values.values())
+        else "none, all are 0",
     )
 
 

@@ -108,7 +108,7 @@ _NO_PAPER = PaperView("", "Expectations of our own", "", "", "", (), (), ())
 
 
 def _cited(claim: ClaimView, own: str) -> str:
-    """Key of the paper that makes the claim, `own` where it is quoted without a key; "" for a claim that no paper makes."""
+    """Key of the paper that makes the claim, `own` where it is quoted without a key; "" where no paper makes it."""
     return "" if claim.paper is None else str(claim.paper.get("key") or own)
 
 

@@ -8,13 +8,15 @@ what the others are compared with.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 NUM_COLORS = 6
 """Colours s1..s6 in site.css, chosen to stay apart under the common colour-vision deficiencies."""
-DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")
-MARKERS = ("circle", "square", "triangle", "diamond", "plus")
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "9 3 2 3 2 3")
+MARKERS = ("circle", "square", "triangle", "diamond", "plus", "wedge")
+"""One a colour, so that an arm of one axis is told apart by each of the three."""
 REFERENCE = 0
 DIVERGED = ("1 3", "cross")
 """Dash and marker of a seed that is drawn alone because it diverged; its colour stays its arm's."""
@@ -74,8 +76,11 @@ def looks(
     unlike = sorted({rest for rest in rests if any(rest)})
     dashes = {rest: 1 + position % (len(DASHES) - 1) for position, rest in enumerate(unlike)}
     result = {}
+    seen: Counter[int] = Counter()
     for arm, first, main, rest in zip(arms, firsts, references, rests, strict=True):
         color = REFERENCE if first == main else 1 + colors[first]
-        turn = dashes.get(rest, 0) if unlike else color % len(DASHES)
+        # More arms than colours: who shares a colour differs in dash and marker.
+        turn = dashes.get(rest, 0) if unlike else (color + seen[color]) % len(DASHES)
+        seen[color] += 1
         result[arm] = Look(color, DASHES[turn], MARKERS[turn])
     return result

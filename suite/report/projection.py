@@ -207,7 +207,7 @@ def _strip(needed: float | None, possible: float, label: str) -> Markup:
 
 
 def _axis() -> Markup:
-    ticks = [(0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end")]
+    ticks = [(0.0, "start"), (0.5, "middle"), (1.0, "end")]
     parts: list[Any] = [
         Markup(
             '<line x1="{0}" x2="{0}" y1="0" y2="4" class="tick"/><text x="{0}" y="16" text-anchor="{1}">{2}</text>'

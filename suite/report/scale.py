@@ -41,7 +41,7 @@ class Scale:
         step = nice_step((self.high - self.low) / max(1, count))
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
-        return [round(index * step, 12) for index in range(first, last + 1)]
+        return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
     def _decades(self, count: int) -> list[float]:
         assert self.linear_until is not None
@@ -125,7 +125,7 @@ class LogScale:
         """Powers of ten, or 1, 2 and 5 times such where there are few; about `count` of them."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         stride = max(1, -(-(last - first) // count))
-        digits = (1, 2, 5) if last - first <= 2 else (1,)
+        digits = (1, 2, 5) if self.high / self.low <= 120 else (1,)  # two decades and the room beside them
         values = [d * 10.0**p for p in range(first, last + 1, stride) for d in digits]
         inside = [v for v in values if self.low * 0.999 <= v <= self.high * 1.001]
         return [0.0, *inside] if self.has_zero else inside

@@ -149,9 +149,28 @@ def moment(value: Any) -> str:
     return f"{value:%Y-%m-%d %H:%M} UTC"
 
 
+_NAMES = {
+    "bf16": "BF16",
+    "cpu": "CPU",
+    "dq": "dQ",
+    "fp32": "FP32",
+    "int4": "INT4",
+    "mxfp4": "MXFP4",
+    "nvfp4": "NVFP4",
+}
+_NAMES |= {"e4m3": "E4M3", "e5m2": "E5M2", "fp16": "FP16", "pytorch": "PyTorch", "wq": "W_Q"}
+
+
+def from_id(identifier: str) -> str:
+    """A claim's id as a sentence: `cpu-bf16-over-fp32` is "CPU BF16 over FP32"."""
+    return " ".join(_NAMES.get(word, word) for word in identifier.strip().split("-"))
+
+
 def heading(text: str) -> str:
-    """`text` with a capital, unless it begins with a symbol's or a metric's name (w1, step_ms)."""
-    return text[:1].upper() + text[1:] if text.partition(" ")[0].replace("-", "").isalpha() else text
+    """`text` with a capital, unless it begins with a symbol's or a metric's name (w1, step_ms, m, dQ)."""
+    first = text.partition(" ")[0]
+    is_word = first.replace("-", "").isalpha() and first == first.lower() and (len(first) > 1 or first == "a")
+    return text[:1].upper() + text[1:] if is_word else text
 
 
 def plural(count: int, noun: str, many: str | None = None) -> str:

@@ -104,8 +104,7 @@ class Ordeal:
         assert [path.suffix for path in (out / "checkpoints").iterdir()] == [".safetensors"], "litter"
         assert (out / "site" / "index.html").exists()
         assert (
-            "0 runs made, 5 were done before"
-            in self.bench.run("run", self.bench.case, out=self.out).stderr
+            "0 runs made, 5 were done before" in self.bench.run("run", self.bench.case, out=self.out).stderr
         )
         self._number, self._stored = self._number + 1, set()
 

@@ -1,9 +1,10 @@
 """What it takes to run a recipe natively: compute capability, CUDA, packages; or why it cannot be at all.
 
 Sources: `aten/src/ATen/native/cuda/ScaledBlas.cpp` of PyTorch for its scaled products (per tensor and per row from
-8.9, 1x128 and 128x128 blocks on 9.x with cuBLASLt 12.9, no product of two E5M2 operands), cuBLAS for the block-scaled
-ones of Blackwell, and `transformer_engine/pytorch/quantization.py` for Transformer Engine's (FP8 from 8.9, blocks from
-9.0 with CUDA 12.9, MXFP8 from 10.0 and below 12.0, NVFP4 from 10.0). Read in July to October 2026's versions.
+8.9, 1x128 and 128x128 blocks on 9.x with cuBLASLt 12.9; no product of two E5M2 operands, E4M3 alone for blocks and MX,
+E4M3 on the right for scales per row), cuBLAS for the block-scaled ones of Blackwell, and
+`transformer_engine/pytorch/quantization.py` for Transformer Engine's (FP8 from 8.9, blocks from 9.0 with CUDA 12.9,
+MXFP8 from 10.0 and below 12.0, NVFP4 from 10.0). Read in July to October 2026's versions.
 """
 
 from __future__ import annotations
@@ -157,6 +158,10 @@ def gemm_scheme(left: QuantizerSpec | None, right: QuantizerSpec | None) -> Sche
     (scheme,) = schemes
     if {left.format, right.format} == {"e5m2"}:
         raise NotExpressibleError("PyTorch multiplies no two E5M2 operands")
+    if scheme in ("block", "mx") and {left.format, right.format} != {"e4m3"}:
+        raise NotExpressibleError(f"PyTorch's {scheme}-scaled products take E4M3 on both sides")
+    if scheme == "row" and right.format != "e4m3":
+        raise NotExpressibleError("PyTorch's row-scaled products take E4M3 on the right")
     if scheme == "block" and (left.block_shape, right.block_shape) == ((128, 128), (128, 128)):
         raise NotExpressibleError("PyTorch multiplies no two operands with 128x128 blocks")
     return scheme

@@ -49,7 +49,7 @@ def load_library() -> tuple[ctypes.CDLL, Path]:
     """The library and where it lies, built if need be. Raises BuildError."""
     compiler = find_compiler()
     path = library_path(compiler)
-    if path.is_file():
+    if path.is_file() and path.stat().st_uid in (0, os.getuid()):  # another's file is not run
         try:
             return ctypes.CDLL(str(path)), path
         except OSError:  # cut off or of another machine: make it again
@@ -92,7 +92,10 @@ def find_compiler() -> list[str]:
     """The C++ compiler's command: $CXX, else g++, else clang++. Raises BuildError where there is none."""
     asked = os.environ.get("CXX")
     if asked is not None:
-        words = shlex.split(asked)
+        try:
+            words = shlex.split(asked)
+        except ValueError:  # a quote that is not closed
+            words = []
         if not words or shutil.which(words[0]) is None:
             raise BuildError(f"no C++ compiler: CXX={asked!r} is not a command")
         return words
@@ -110,9 +113,10 @@ def library_path(compiler: list[str]) -> Path:
 def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "lowprec-suite"
+        home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+        return home / "lowprec-suite"
     except RuntimeError:  # no home
-        return Path(tempfile.gettempdir()) / "lowprec-suite"
+        return Path(tempfile.gettempdir()) / f"lowprec-suite-{os.getuid()}"
 
 
 def _fingerprint(compiler: list[str]) -> str:

@@ -73,6 +73,8 @@ def _library() -> tuple[ctypes.CDLL | None, str]:
         library, path = build.load_library()
     except build.BuildError as error:
         return None, str(error)
+    if not hasattr(library, "quantize_job_bytes"):
+        return None, f"{path} is another library; remove it"
     library.quantize_job_bytes.restype = ctypes.c_int64
     if library.quantize_job_bytes() != ctypes.sizeof(_Job):
         return None, f"{path} and cpu.py disagree about the layout of a job"

@@ -118,7 +118,7 @@ struct Engine {
         for (int64_t i = 0; i < n; i += FOLD) {
             int64_t count = n - i < FOLD ? n - i : FOLD;
             most = segment<Op, MULTIPLY, STATISTICS, AMAX, 0>(op, scale, x(row, col + i), out(row, col + i), count,
-                                                             place(row, col + i, exact), sums, totals, most);
+                                                             place(row, col + i, exact), sums, most);
             if (STATISTICS) sums.fold(totals);
         }
         return most;
@@ -163,21 +163,26 @@ struct Engine {
     void scaled_tile(const Scale& s, int64_t row, int64_t col, int64_t n, int32_t amax, Totals& totals) const {
         const float encode = s.encode[0], zero = s.zero[0];
         Totals tile;
-        bool done = false;
+        bool done = false, counted = false;  // the clipped are counted too
         if (amax < 0 && choose(0, encode) == NARROW_PLAIN && !few()) {  // look and round in one go
             amax = run_segment<Narrow<true>, true>(s, row, col, n, tile);
-            done = choose(amax, encode) != GENERAL;
+            done = counted = choose(amax, encode) != GENERAL;
+        } else if (amax < 0 && choose(0, encode) == BITS && !few()) {
+            amax = g.rounding == NEAREST ? run_segment<Bits<NEAREST>, true, false>(s, row, col, n, tile)
+                                         : run_segment<Bits<STOCHASTIC>, true, false>(s, row, col, n, tile);
+            done = choose(amax, encode) == BITS;
         } else {
             if (amax < 0) amax = horizontal_max(lane_amax(x(row, col), n));
             Choice choice = few() ? GENERAL : choose(amax, encode);
-            if (choice != GENERAL) run_segment(choice, s, row, col, n, tile), done = true;
+            if (choice != GENERAL) run_segment(choice, s, row, col, n, tile), done = true, counted = choice == NARROW_CLAMPED;
         }
         if (!done || (statistics && !sums_hold(tile.signal, tile.noise) && amax != 0)) {
             tile = Totals();
+            counted = false;
             run_segment(GENERAL, s, row, col, n, tile);
         }
         tile.amax = amax;
-        if (statistics && (g.asymmetric || !(float_of(amax) * encode <= job.clip_threshold)))
+        if (statistics && !counted && (g.asymmetric || !(float_of(amax) * encode <= job.clip_threshold)))
             tile.clipped += total(count_clipped(job, &encode, &zero, 0, x(row, col), n, splat(0)));
         totals.add(tile);
     }
@@ -207,24 +212,28 @@ struct Engine {
             if (b.amax[k] >= EXPONENT) b.high[k] = __builtin_inff();
         }
     }
-    // FP32 blocks of one or two vectors, LANES of them at a time.
+#if QUANTIZE_AVX512
+    // Whole blocks of N columns, eight at a time.
     template <int N>
-    void short_maxima(Blocks& b, const In* from, int count) const {
-        for (int k = 0; k < count; k += LANES) {
-            vi lanes[LANES];
-#pragma GCC unroll 16
-            for (int lane = 0; lane < LANES; lane++, from += N) {
-                lanes[lane] = magnitude(load(from));
+    void short_maxima(Blocks& b, int64_t row, int64_t col, int64_t height, int count) const {
+        for (int k = 0; k < count; k += 8) {
+            __m256i blocks[8];
 #pragma GCC unroll 8
-                for (int i = LANES; i < N; i += LANES) lanes[lane] = larger(lanes[lane], magnitude(load(from + i)));
+            for (int j = 0; j < 8; j++) blocks[j] = folded<N>(x(row, col + (k + j) * N));
+            for (int64_t i = 1; i < height; i++) {
+                const In* from = x(row + i, col + k * N);
+#pragma GCC unroll 8
+                for (int j = 0; j < 8; j++) blocks[j] = _mm256_max_epi32(blocks[j], folded<N>(from + j * N));
             }
-            vi m = maxima(lanes);
+            __m256i m = maxima(blocks);
             memcpy(b.amax + k, &m, sizeof m);
         }
     }
+#endif
 
     // The operation for all blocks of a tile; sets floor and ceiling where the grid moves to x.
-    Choice choose_blocks(Blocks& b, int count) const {  // all of b's arrays are padded to whole vectors
+    // `largest` and `scaled` become the largest magnitude's bits, before and after scaling.
+    Choice choose_blocks(Blocks& b, int count, int32_t& largest, int32_t& scaled) const {  // b's arrays are padded to whole vectors
         vi most = splat(0), worst = splat(0);  // as bits, where NaN is above infinity
         for (int k = 0; k < count; k += LANES) {
             vi amax;
@@ -232,8 +241,8 @@ struct Engine {
             most = larger(most, amax);
             worst = larger(worst, magnitude((vf)amax * load(b.encode + k)));
         }
-        const int32_t scaled = horizontal_max(worst);
-        if (horizontal_max(most) >= EXPONENT || scaled >= EXPONENT) return GENERAL;
+        scaled = horizontal_max(worst), largest = horizontal_max(most);
+        if (largest >= EXPONENT || scaled >= EXPONENT) return GENERAL;
         const float top = float_of(scaled);
         bool fits = top <= job.safe;
         if (noisy() && (!g.special || top <= g.max)) return NOISY;
@@ -244,39 +253,40 @@ struct Engine {
             // decode = 2^E with: floor 2^(E + emin) normal in FP32, and 1.5 * 2^(E + emax + 1 + 23 - M) finite
             const int32_t e_min = (bits_of(g.min_normal) >> 23) - 127, e_max = (bits_of(g.max) >> 23) - 127;
             const int32_t lowest = (-126 - e_min + 127) << 23, highest = (126 - 24 + g.mantissa_bits - e_max + 127) << 23;
-            const float min_normal = g.min_normal, max = g.max;
+            const float least = 1.5f * g.min_normal, max = clamp_for(g);
             vi outside = splat(0);
             for (int k = 0; k < count; k += LANES) {
                 vi amax;
                 memcpy(&amax, b.amax + k, sizeof amax);
                 vf decode = either(amax == 0, splat(1.0f), load(b.decode + k));
                 outside |= ((vi)decode < lowest) | ((vi)decode > highest);
-                put(b.floor + k, decode * min_normal), put(b.ceiling + k, decode * max);
+                put(b.floor + k, decode * least), put(b.ceiling + k, decode * max);
             }
             if (!horizontal_max(outside & 1)) return fits ? SHIFTED_PLAIN : SHIFTED_CLAMPED;
         }
         return fits ? NARROW_PLAIN : NARROW_CLAMPED;
     }
 
-    template <class Op, bool MULTIPLY, bool STATISTICS, int FIXED>
+    template <class Op, bool STATISTICS, int FIXED>
     void run_blocks(const Blocks& b, int64_t row, int64_t col, int64_t height, int64_t width, int count, bool exact_here,
                     Totals& totals) const {
         const int64_t n = FIXED ? FIXED : job.block_cols;
         const Op op(g);
+        const vf beyond = outer;
         Sums sums;
         int64_t pending = 0;
         for (int64_t i = 0; i < height; i++) {
             const In* from = x(row + i, col);
             Out* to = out(row + i, col);
             Place here = place(row + i, col, exact_here);
-            for (int k = 0; k < count; k++) {
+            int64_t left = width;
+            for (int k = 0; k < count; k++, from += n, to += n, left -= n) {
                 Scale s;
                 s.encode = splat(b.encode[k]), s.decode = splat(b.decode[k]);
                 s.floor = splat(b.floor[k]), s.ceiling = splat(b.ceiling[k]), s.zero = splat(b.zero[k]);
-                s.outer = outer;
-                int64_t length = FIXED ? FIXED : (width - k * n < n ? width - k * n : n);
-                segment<Op, MULTIPLY, STATISTICS, false, FIXED>(op, s, from + k * n, to + k * n, length, here, sums, totals,
-                                                                splat(0));
+                s.outer = beyond;
+                const int64_t length = FIXED ? FIXED : (left < n ? left : n);
+                segment<Op, true, STATISTICS, false, FIXED>(op, s, from, to, length, here, sums, splat(0));
                 here.index += (uint32_t)n;
                 if (STATISTICS && (pending += length) >= FOLD) sums.fold(totals), pending = 0;
             }
@@ -284,28 +294,26 @@ struct Engine {
         if (STATISTICS) sums.fold(totals);
     }
     template <class Op, bool STATISTICS, bool SHORT>
-    void run_blocks(const Blocks& b, int64_t row, int64_t col, int64_t height, int64_t width, int count, bool exact_here,
+    void blocks_of(const Blocks& b, int64_t row, int64_t col, int64_t height, int64_t width, int count, bool exact_here,
                     Totals& totals) const {
-        const bool multiplies = job.multiply || moves_grid<Op>::value;
-        if (SHORT && multiplies && width == count * job.block_cols && job.block_cols == 32)
-            return run_blocks<Op, true, STATISTICS, SHORT ? 32 : 0>(b, row, col, height, width, count, exact_here, totals);
-        if (SHORT && multiplies && width == count * job.block_cols && job.block_cols == 16)
-            return run_blocks<Op, true, STATISTICS, SHORT ? 16 : 0>(b, row, col, height, width, count, exact_here, totals);
-        if (multiplies)
-            return run_blocks<Op, true, STATISTICS, 0>(b, row, col, height, width, count, exact_here, totals);
-        run_blocks<Op, moves_grid<Op>::value, STATISTICS, 0>(b, row, col, height, width, count, exact_here, totals);
+        const bool full = SHORT && width == count * job.block_cols;
+        if (full && job.block_cols == 32)
+            return run_blocks<Op, STATISTICS, SHORT ? 32 : 0>(b, row, col, height, width, count, exact_here, totals);
+        if (full && job.block_cols == 16)
+            return run_blocks<Op, STATISTICS, SHORT ? 16 : 0>(b, row, col, height, width, count, exact_here, totals);
+        run_blocks<Op, STATISTICS, 0>(b, row, col, height, width, count, exact_here, totals);
     }
     template <bool STATISTICS>
     void run_blocks(Choice choice, const Blocks& b, int64_t row, int64_t col, int64_t height, int64_t width, int count,
                     Totals& totals) const {
         switch (choice) {
-            case NARROW_PLAIN: return run_blocks<Narrow<false>, STATISTICS, true>(b, row, col, height, width, count, exact, totals);
-            case NARROW_CLAMPED: return run_blocks<Narrow<true>, STATISTICS, true>(b, row, col, height, width, count, exact, totals);
-            case SHIFTED_PLAIN: return run_blocks<Shifted<false>, STATISTICS, true>(b, row, col, height, width, count, shifted_exact(), totals);
-            case SHIFTED_CLAMPED: return run_blocks<Shifted<true>, STATISTICS, true>(b, row, col, height, width, count, shifted_exact(), totals);
-            case NOISY: return run_blocks<Noisy, STATISTICS, true>(b, row, col, height, width, count, exact, totals);
-            case COUNTED: return run_blocks<Counted<false>, STATISTICS, false>(b, row, col, height, width, count, exact, totals);
-            case COUNTED_ASYMMETRIC: return run_blocks<Counted<true>, STATISTICS, false>(b, row, col, height, width, count, exact, totals);
+            case NARROW_PLAIN: return blocks_of<Narrow<false>, STATISTICS, true>(b, row, col, height, width, count, exact, totals);
+            case NARROW_CLAMPED: return blocks_of<Narrow<true>, STATISTICS, true>(b, row, col, height, width, count, exact, totals);
+            case SHIFTED_PLAIN: return blocks_of<Shifted<false>, STATISTICS, true>(b, row, col, height, width, count, shifted_exact(), totals);
+            case SHIFTED_CLAMPED: return blocks_of<Shifted<true>, STATISTICS, true>(b, row, col, height, width, count, shifted_exact(), totals);
+            case NOISY: return blocks_of<Noisy, STATISTICS, true>(b, row, col, height, width, count, exact, totals);
+            case COUNTED: return blocks_of<Counted<false>, STATISTICS, false>(b, row, col, height, width, count, exact, totals);
+            case COUNTED_ASYMMETRIC: return blocks_of<Counted<true>, STATISTICS, false>(b, row, col, height, width, count, exact, totals);
             default: break;
         }
         for (int64_t i = 0; i < height; i++)
@@ -324,26 +332,38 @@ struct Engine {
     void block_tile(int64_t row, int64_t col, int64_t height, int64_t width, Totals& totals) const {
         Blocks b;
         const int count = (int)((width + job.block_cols - 1) / job.block_cols);
-        const bool short_blocks = height == 1 && count % LANES == 0 && width == count * job.block_cols && !g.asymmetric;
-        if (short_blocks && job.block_cols == 32)
-            short_maxima<32>(b, x(row, col), count);
-        else if (short_blocks && job.block_cols == 16)
-            short_maxima<16>(b, x(row, col), count);
-        else
-            block_maxima(b, row, col, height, width, count);
+        bool looked = false;
+#if QUANTIZE_AVX512
+        if (count % LANES == 0 && width == count * job.block_cols && !g.asymmetric) {
+            looked = true;
+            switch (job.block_cols) {
+                case 16: short_maxima<16>(b, row, col, height, count); break;
+                case 32: short_maxima<32>(b, row, col, height, count); break;
+                case 64: short_maxima<64>(b, row, col, height, count); break;
+                case 128: short_maxima<128>(b, row, col, height, count); break;
+                default: looked = false;
+            }
+        }
+#endif
+        if (!looked) block_maxima(b, row, col, height, width, count);
         block_scales(job.rule, b, count);
         publish_rows(b, row, 1);
         Totals tile;
-        Choice choice = few() ? GENERAL : choose_blocks(b, count);
-        run_blocks(choice, b, row, col, height, width, count, tile);
-        for (int k = 0; k < count; k++) tile.amax = b.amax[k] > tile.amax ? b.amax[k] : tile.amax;
-        if (statistics && choice != GENERAL && !sums_hold(tile.signal, tile.noise) && tile.amax != 0) {
-            int32_t amax = tile.amax;
+        int32_t largest, scaled;
+        Choice choice = choose_blocks(b, count, largest, scaled);
+        if (few()) choice = GENERAL;
+        if (count == 1 && height == 1 && choice != SHIFTED_PLAIN && choice != SHIFTED_CLAMPED)
+            run_segment(choice, scale_of(b, 0), row, col, width, tile);
+        else
+            run_blocks(choice, b, row, col, height, width, count, tile);
+        if (statistics && choice != GENERAL && !sums_hold(tile.signal, tile.noise) && largest != 0) {
             tile = Totals();
-            tile.amax = amax;
+            choice = GENERAL;
             run_blocks(GENERAL, b, row, col, height, width, count, tile);
         }
-        if (statistics) {
+        tile.amax = largest;
+        const bool counted = choice == NARROW_CLAMPED || choice == SHIFTED_CLAMPED;
+        if (statistics && !counted && (g.asymmetric || !(float_of(scaled) <= job.clip_threshold))) {
             vi clipped = splat(0);
             for (int k = 0; k < count; k++) {
                 if (!g.asymmetric && float_of(b.amax[k]) * b.encode[k] <= job.clip_threshold) continue;
@@ -355,6 +375,12 @@ struct Engine {
         }
         totals.add(tile);
     }
+    Scale scale_of(const Blocks& b, int k) const {
+        Scale s;
+        s.encode = splat(b.encode[k]), s.decode = splat(b.decode[k]), s.zero = splat(b.zero[k]);
+        s.floor = s.ceiling = splat(0.0f), s.outer = outer;
+        return s;
+    }
 
     // ---- blocks of one column: scales lie along the vectors --------------------------------------------------------
 
@@ -362,28 +388,35 @@ struct Engine {
     void run_columns(const Blocks& b, int64_t row, int64_t col, int64_t height, int64_t width, bool exact_here,
                      Totals& totals) const {
         const Op op(g);
+        const vf beyond = outer;
         Sums sums;
-        int64_t pending = 0, nonzero = 0, kept = 0;
+        int64_t pending = 0;
         for (int64_t i = 0; i < height; i++) {
             Place here = place(row + i, col, exact_here);
             const In* from = x(row + i, col);
             Out* to = out(row + i, col);
-            for (int64_t k = 0; k < width; k += LANES) {
-                Scale s{load(b.encode + k), load(b.decode + k), load(b.floor + k), load(b.ceiling + k), load(b.zero + k),
-                        outer};
-                if (k + LANES <= width) {
-                    vf v = load(from + k);
-                    store(to + k, element<Op, MULTIPLY, STATISTICS>(op, s, v, here.index, sums, nonzero, kept), here.how);
-                } else {
-                    vf v = load_part(from + k, width - k);
-                    store_part(to + k, element<Op, MULTIPLY, STATISTICS>(op, s, v, here.index, sums, nonzero, kept), here.how,
-                               width - k);
-                }
+            auto scale = [&](int64_t k) {
+                return Scale{load(b.encode + k), load(b.decode + k), load(b.floor + k), load(b.ceiling + k), load(b.zero + k),
+                             beyond};
+            };
+            int64_t k = 0;
+            for (; k + 2 * LANES <= width; k += 2 * LANES) {
+                vf v = load(from + k), w = load(from + k + LANES);
+                store(to + k, element<Op, MULTIPLY, STATISTICS>(op, scale(k), v, here.index, sums, 0), here.how);
+                here.index += LANES;
+                store(to + k + LANES, element<Op, MULTIPLY, STATISTICS>(op, scale(k + LANES), w, here.index, sums, 1), here.how);
                 here.index += LANES;
             }
+            for (; k < width; k += LANES, here.index += LANES) {
+                const int64_t left = width - k;
+                vf v = left < LANES ? load_part(from + k, left) : load(from + k);
+                v = element<Op, MULTIPLY, STATISTICS>(op, scale(k), v, here.index, sums, 0);
+                left < LANES ? store_part(to + k, v, here.how, left) : store(to + k, v, here.how);
+            }
+            if (STATISTICS) sums.lanes += (width + LANES - 1) / LANES * LANES;
             if (STATISTICS && (pending += width) >= FOLD) sums.fold(totals), pending = 0;
         }
-        if (STATISTICS) sums.fold(totals), totals.nonzero += nonzero, totals.kept += kept;
+        if (STATISTICS) sums.fold(totals);
     }
     template <class Op, bool STATISTICS>
     void run_columns(const Blocks& b, int64_t row, int64_t col, int64_t height, int64_t width, bool exact_here,
@@ -417,9 +450,19 @@ struct Engine {
         const int padded = (int)((width + LANES - 1) / LANES * LANES);
         memset(b.amax, 0, 4 * padded);
         memset(b.low, 0, 4 * padded), memset(b.high, 0, 4 * padded);
-        for (int64_t i = 0; i < height; i++) {
-            const In* from = x(row + i, col);
-            for (int64_t k = 0; k < width; k += LANES) {
+        const int64_t whole_columns = g.asymmetric ? 0 : width / LANES * LANES;
+        int64_t i = 0;
+        for (; i + 4 <= height; i += 4)
+            for (int64_t k = 0; k < whole_columns; k += LANES) {
+                vi m;
+                memcpy(&m, b.amax + k, sizeof m);
+                m = larger(m, larger(magnitude(load(x(row + i, col + k))), magnitude(load(x(row + i + 1, col + k)))));
+                m = larger(m, larger(magnitude(load(x(row + i + 2, col + k))), magnitude(load(x(row + i + 3, col + k)))));
+                memcpy(b.amax + k, &m, sizeof m);
+            }
+        for (int64_t j = 0; j < height; j++) {
+            const In* from = x(row + j, col);
+            for (int64_t k = j < i ? whole_columns : 0; k < width; k += LANES) {
                 vf v = k + LANES <= width ? load(from + k) : load_part(from + k, width - k);
                 vi m;
                 memcpy(&m, b.amax + k, sizeof m);
@@ -437,23 +480,18 @@ struct Engine {
         block_scales(job.rule, b, padded);
         publish_rows(b, col, (int)width);
         Totals tile;
-        Choice choice = few() ? GENERAL : choose_blocks(b, padded);
+        int32_t largest, scaled;
+        Choice choice = choose_blocks(b, padded, largest, scaled);
+        if (few()) choice = GENERAL;
         run_columns(choice, b, row, col, height, width, tile);
-        float worst = 0;
-        bool known = true;
-        for (int k = 0; k < width; k++) {
-            tile.amax = b.amax[k] > tile.amax ? b.amax[k] : tile.amax;
-            float scaled = float_of(b.amax[k]) * b.encode[k];
-            worst = scaled > worst ? scaled : worst;
-            known &= scaled == scaled;
-        }
-        if (statistics && choice != GENERAL && !sums_hold(tile.signal, tile.noise) && tile.amax != 0) {
-            int32_t amax = tile.amax;
+        if (statistics && choice != GENERAL && !sums_hold(tile.signal, tile.noise) && largest != 0) {
             tile = Totals();
-            tile.amax = amax;
+            choice = GENERAL;
             run_columns(GENERAL, b, row, col, height, width, tile);
         }
-        if (statistics && (g.asymmetric || !known || worst > job.clip_threshold)) {
+        tile.amax = largest;
+        const bool counted = choice == NARROW_CLAMPED || choice == SHIFTED_CLAMPED;
+        if (statistics && !counted && (g.asymmetric || !(float_of(scaled) <= job.clip_threshold))) {
             vi clipped = splat(0);
             for (int64_t i = 0; i < height; i++)
                 clipped = count_clipped(job, b.encode, b.zero, 1, x(row + i, col), width, clipped);

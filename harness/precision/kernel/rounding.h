@@ -22,8 +22,8 @@ struct Grid {
     uint32_t key0, key1;
 };
 
-// The scale of a block, in all lanes, or of LANES columns. `floor` is the smallest normal and `ceiling` the largest
-// value, both in x's own units where a power-of-two scale lets rounding happen there.
+// The scale of a block, in all lanes, or of LANES columns. `floor` is 1.5 times the smallest normal and `ceiling` a
+// little more than the largest value, both in x's own units where a power-of-two scale lets rounding happen there.
 struct Scale {
     vf encode, decode, floor, ceiling, zero;
     vf outer;  // what a value still lacks to be the dequantised one, for the statistics
@@ -37,30 +37,53 @@ inline vf add_and_subtract(vf v, vi min_normal, int32_t raise) {
 }
 inline int32_t raise_for(int mantissa_bits) { return ((23 - mantissa_bits) << 23) + 0x400000; }
 
+// The same with 1.5 times the smallest normal, and 2^(23 - M) as a factor: fused, the product is exact either way.
+constexpr int32_t HALF = 0x400000;
+inline vf to_mantissa(vf v, vf least, vf lift) {
+#if QUANTIZE_AVX512
+    __m512i power = _mm512_ternarylogic_epi32((__m512i)v, _mm512_set1_epi32(EXPONENT), _mm512_set1_epi32(HALF), 0xea);
+    __m512 p = (__m512)_mm512_max_epi32(power, (__m512i)least);
+    vf r = (vf)_mm512_fnmadd_ps(p, (__m512)lift, _mm512_fmadd_ps(p, (__m512)lift, (__m512)v));
+#else
+    vf shift = (vf)larger(((vi)v & EXPONENT) | HALF, (vi)least) * lift;
+    vf r = (v + shift) - shift;
+#endif
+    return with_sign(r, v);
+}
+inline vf lift_for(int mantissa_bits) { return splat(float_of((127 + 23 - mantissa_bits) << 23)); }
+// What is clamped to a little more than the maximum, so that it shows what was clipped, rounds to it.
+inline float clamp_for(const Grid& g) { return g.max * (1 + 0x1p-22f); }
+
 // The fast operations copy what they need of the grid: the compiler must not think that storing a result changes it.
 template <bool CLAMP>
 struct Narrow {
-    const vf max;
-    const vi min_normal;
-    const int32_t raise;
+    static constexpr bool CLAMPS = CLAMP;
+    const vf most, least, lift;
     explicit Narrow(const Grid& g)
-        : max(splat(g.max)), min_normal(splat(bits_of(g.min_normal))), raise(raise_for(g.mantissa_bits)) {}
+        : most(splat(clamp_for(g))), least(splat(1.5f * g.min_normal)), lift(lift_for(g.mantissa_bits)) {}
     vf grid(const Scale& s, vf x, vu) const {
         vf y = x * s.encode;
-        if (CLAMP) y = clamp_magnitude(y, max);
-        return add_and_subtract(y, min_normal, raise);
+        if (CLAMP) y = clamp_magnitude(y, most);
+        return to_mantissa(y, least, lift);
+    }
+    vi count_clipped(const Scale& s, vf x, vi count) const {
+        vf y = x * s.encode;
+        return count_different(y, clamp_magnitude(y, most), count);
     }
 };
 
 // Power-of-two scales: the grid is moved to x instead of x to the grid, which saves both multiplications.
 template <bool CLAMP>
 struct Shifted {
-    static constexpr bool IN_PLACE = true;
-    const int32_t raise;
-    explicit Shifted(const Grid& g) : raise(raise_for(g.mantissa_bits)) {}
+    static constexpr bool IN_PLACE = true, CLAMPS = CLAMP;
+    const vf lift;
+    explicit Shifted(const Grid& g) : lift(lift_for(g.mantissa_bits)) {}
     vf grid(const Scale& s, vf x, vu) const {
         if (CLAMP) x = clamp_magnitude(x, s.ceiling);
-        return add_and_subtract(x, (vi)s.floor, raise);
+        return to_mantissa(x, s.floor, lift);
+    }
+    vi count_clipped(const Scale& s, vf x, vi count) const {
+        return count_different(x, clamp_magnitude(x, s.ceiling), count);
     }
 };
 
@@ -83,7 +106,7 @@ struct Counted {
 inline vu noise_before_last_step(uint32_t key0, uint32_t key1, vu index) {
     vu z = index ^ key0;
     z = (z ^ (z >> 16)) * 0x7feb352du;
-    z = z ^ (z >> 15) ^ key1;
+    z = xor3(z, z >> 15, vu{} + key1);
     return z * 0x846ca68bu;
 }
 inline vu noise_bits(const Grid& g, vu index) {

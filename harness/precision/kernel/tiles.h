@@ -31,14 +31,24 @@ struct Totals {
     }
 };
 
-constexpr int FOLD = 1024;  // elements whose squares are summed in FP32 before they are added to FP64 sums
+constexpr int FOLD = 2048;  // elements whose squares are summed in FP32 before they are added to FP64 sums
 
+// Two accumulators each: one alone would wait for itself.
 struct Sums {
-    vf signal, noise;
-    Sums() { clear(); }
-    void clear() { signal = noise = splat(0.0f); }
-    void fold(Totals& totals) {
-        totals.signal += horizontal_sum(signal), totals.noise += horizontal_sum(noise);
+    vf signal[2], noise[2];
+    vi zeros, flat, clipped;  // x that are zero, results that are zero
+    int64_t lanes;            // padding included, which counts as zeros
+    __attribute__((always_inline)) Sums() { clear(); }
+    __attribute__((always_inline)) void clear() {
+        signal[0] = signal[1] = noise[0] = noise[1] = splat(0.0f);
+        zeros = flat = clipped = splat(0);
+        lanes = 0;
+    }
+    __attribute__((always_inline)) void fold(Totals& totals) {  // a call would keep the sums in memory
+        totals.signal += horizontal_sum(signal[0]) + horizontal_sum(signal[1]);
+        totals.noise += horizontal_sum(noise[0]) + horizontal_sum(noise[1]);
+        totals.nonzero += lanes - horizontal_count(zeros), totals.kept += lanes - horizontal_count(flat);
+        totals.clipped += horizontal_count(clipped);
         clear();
     }
 };
@@ -47,6 +57,10 @@ template <class Op, class = void>
 struct moves_grid { static constexpr bool value = false; };
 template <class Op>
 struct moves_grid<Op, decltype((void)Op::IN_PLACE)> { static constexpr bool value = true; };
+template <class Op, class = void>
+struct clamps { static constexpr bool value = false; };
+template <class Op>
+struct clamps<Op, decltype((void)Op::CLAMPS)> { static constexpr bool value = Op::CLAMPS; };
 
 // What one loop over consecutive elements needs besides its pointers.
 struct Place {
@@ -55,39 +69,47 @@ struct Place {
 };
 
 template <class Op, bool MULTIPLY, bool STATISTICS>
-inline vf element(const Op& op, const Scale& s, vf v, vu index, Sums& sums, int64_t& nonzero, int64_t& kept) {
+__attribute__((always_inline)) inline vf element(const Op& op, const Scale& s, vf v, vu index, Sums& sums, int which) {
     vf r = op.grid(s, v, index);
     if (!MULTIPLY && !STATISTICS) return r;
     vf value = moves_grid<Op>::value ? r : r * s.decode;
     if (STATISTICS) {
-        nonzero += count_nonzero(v), kept += count_nonzero(r);
         vf d = v - (MULTIPLY && !moves_grid<Op>::value ? value * s.outer : value);
-        sums.signal = accumulate(v, v, sums.signal), sums.noise = accumulate(d, d, sums.noise);
+        sums.signal[which] = accumulate(v, v, sums.signal[which]), sums.noise[which] = accumulate(d, d, sums.noise[which]);
+        sums.zeros = count_zeros(v, sums.zeros), sums.flat = count_zeros(r, sums.flat);
+        if constexpr (clamps<Op>::value) sums.clipped = op.count_clipped(s, v, sums.clipped);
     }
     return MULTIPLY ? value : r;
 }
 
 // `n` consecutive elements under one scale; returns `most` raised to their magnitudes if AMAX. FIXED: n, where it is known to the compiler.
 template <class Op, bool MULTIPLY, bool STATISTICS, bool AMAX, int FIXED, class In, class Out>
-inline vi segment(const Op& op, const Scale& s, const In* x, Out* out, int64_t n, Place place, Sums& sums,
-                  Totals& totals, vi most) {
+__attribute__((always_inline)) inline vi segment(const Op& op, const Scale& s, const In* x, Out* out, int64_t n, Place place,
+                                                 Sums& sums, vi most) {
     if (FIXED) n = FIXED;
     vu index = place.index;
-    int64_t nonzero = 0, kept = 0;  // local, so that they stay in registers
     int64_t i = 0;
 #pragma GCC unroll 2
-    for (; i + LANES <= n; i += LANES) {
+    for (; i + 2 * LANES <= n; i += 2 * LANES) {
+        vf v = load(x + i), w = load(x + i + LANES);
+        if (AMAX) most = larger(most, larger(magnitude(v), magnitude(w)));
+        store(out + i, element<Op, MULTIPLY, STATISTICS>(op, s, v, index, sums, 0), place.how);
+        index += LANES;
+        store(out + i + LANES, element<Op, MULTIPLY, STATISTICS>(op, s, w, index, sums, 1), place.how);
+        index += LANES;
+    }
+    if (i + LANES <= n) {
         vf v = load(x + i);
         if (AMAX) most = larger(most, magnitude(v));
-        store(out + i, element<Op, MULTIPLY, STATISTICS>(op, s, v, index, sums, nonzero, kept), place.how);
-        index += LANES;
+        store(out + i, element<Op, MULTIPLY, STATISTICS>(op, s, v, index, sums, 0), place.how);
+        index += LANES, i += LANES;
     }
     if (i < n) {
         vf v = load_part(x + i, n - i);
         if (AMAX) most = larger(most, magnitude(v));
-        store_part(out + i, element<Op, MULTIPLY, STATISTICS>(op, s, v, index, sums, nonzero, kept), place.how, n - i);
+        store_part(out + i, element<Op, MULTIPLY, STATISTICS>(op, s, v, index, sums, 1), place.how, n - i);
     }
-    if (STATISTICS) totals.nonzero += nonzero, totals.kept += kept;
+    if (STATISTICS) sums.lanes += (n + LANES - 1) / LANES * LANES;
     return most;
 }
 

@@ -40,8 +40,13 @@ inline float float_of(int32_t bits) {
     return value;
 }
 
+#if QUANTIZE_AVX512
+inline vf splat(float value) { return (vf)_mm512_set1_ps(value); }
+inline vi splat(int32_t value) { return (vi)_mm512_set1_epi32(value); }
+#else
 inline vf splat(float value) { return vf{} + value; }
 inline vi splat(int32_t value) { return vi{} + value; }
+#endif
 inline vu lane_numbers() {
     static const uint32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     vu v;
@@ -51,7 +56,20 @@ inline vu lane_numbers() {
 inline vi larger(vi a, vi b) { return a > b ? a : b; }
 inline vi smaller(vi a, vi b) { return a < b ? a : b; }
 inline vi magnitude(vf v) { return (vi)v & MAGNITUDE; }
-inline vf with_sign(vf value, vf sign) { return (vf)((vi)value | ((vi)sign & SIGN)); }
+inline vf with_sign(vf value, vf sign) {  // of a value that has none, or the same
+#if QUANTIZE_AVX512
+    return (vf)_mm512_ternarylogic_epi32((__m512i)value, (__m512i)sign, _mm512_set1_epi32(SIGN), 0xf8);
+#else
+    return (vf)((vi)value | ((vi)sign & SIGN));
+#endif
+}
+inline vu xor3(vu a, vu b, vu c) {
+#if QUANTIZE_AVX512
+    return (vu)_mm512_ternarylogic_epi32((__m512i)a, (__m512i)b, (__m512i)c, 0x96);
+#else
+    return a ^ b ^ c;
+#endif
+}
 inline vf either(vi mask, vf a, vf b) { return mask ? a : b; }
 
 inline vf load(const float* from) {
@@ -134,6 +152,14 @@ inline vf clamp_magnitude(vf v, vf limit) {
 #endif
 }
 
+#if QUANTIZE_AVX512
+inline double horizontal_sum(vf v) {
+    return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)),
+                                              _mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1))));
+}
+inline int64_t horizontal_count(vi v) { return _mm512_reduce_add_epi32((__m512i)v); }
+inline int32_t horizontal_max(vi v) { return _mm512_reduce_max_epi32((__m512i)v); }
+#else
 // Out of line: an array of the lanes would keep the vector in memory wherever it lives.
 __attribute__((noinline)) static int32_t horizontal_max(vi v) {
     int32_t lanes[LANES];
@@ -142,6 +168,13 @@ __attribute__((noinline)) static int32_t horizontal_max(vi v) {
     for (int lane = 1; lane < LANES; lane++) largest = lanes[lane] > largest ? lanes[lane] : largest;
     return largest;
 }
+__attribute__((noinline)) static int64_t horizontal_count(vi v) {
+    int32_t lanes[LANES];
+    memcpy(lanes, &v, sizeof v);
+    int64_t sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
+    return sum;
+}
 __attribute__((noinline)) static double horizontal_sum(vf v) {
     float lanes[LANES];
     memcpy(lanes, &v, sizeof v);
@@ -149,16 +182,22 @@ __attribute__((noinline)) static double horizontal_sum(vf v) {
     for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
     return sum;
 }
-inline int64_t count_nonzero(vf v) {
+#endif
+// `count` raised in the lanes where v is zero, or where a and b differ.
+inline vi count_zeros(vf v, vi count) {
 #if QUANTIZE_AVX512
-    return __builtin_popcount(_mm512_test_epi32_mask((__m512i)v, _mm512_set1_epi32(MAGNITUDE)));
+    const __mmask16 where = _mm512_testn_epi32_mask((__m512i)v, _mm512_set1_epi32(MAGNITUDE));
+    return (vi)_mm512_mask_sub_epi32((__m512i)count, where, (__m512i)count, _mm512_set1_epi32(-1));
 #else
-    vi zero = magnitude(v) == 0;
-    int32_t lanes[LANES];
-    memcpy(lanes, &zero, sizeof zero);
-    int64_t count = LANES;
-    for (int lane = 0; lane < LANES; lane++) count += lanes[lane];
-    return count;
+    return count - (magnitude(v) == 0);
+#endif
+}
+inline vi count_different(vf a, vf b, vi count) {
+#if QUANTIZE_AVX512
+    const __mmask16 where = _mm512_cmpneq_epi32_mask((__m512i)a, (__m512i)b);
+    return (vi)_mm512_mask_sub_epi32((__m512i)count, where, (__m512i)count, _mm512_set1_epi32(-1));
+#else
+    return count - ((vi)a != (vi)b);
 #endif
 }
 // a * b + sum for statistics, whose last bits nobody promises.
@@ -194,3 +233,36 @@ inline vi maxima(const vi* v) {
     return result;
 #endif
 }
+
+#if QUANTIZE_AVX512
+// The same of half vectors, eight of them at a time: a block's vectors are first folded to one half, which is half the work.
+inline __m256i maxima(const __m256i* v) {
+    __m256i a[4], b[2];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++)
+        a[k] = _mm256_max_epi32(_mm256_unpacklo_epi32(v[2 * k], v[2 * k + 1]), _mm256_unpackhi_epi32(v[2 * k], v[2 * k + 1]));
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; k++)
+        b[k] = _mm256_max_epi32(_mm256_unpacklo_epi64(a[2 * k], a[2 * k + 1]), _mm256_unpackhi_epi64(a[2 * k], a[2 * k + 1]));
+    return _mm256_max_epi32(_mm256_permute2x128_si256(b[0], b[1], 0x20), _mm256_permute2x128_si256(b[0], b[1], 0x31));
+}
+// Magnitudes of N elements, folded to eight lanes.
+template <int N>
+inline __m256i folded(const float* from) {
+    const __m256i mask = _mm256_set1_epi32(MAGNITUDE);
+    __m256i m = _mm256_and_si256(_mm256_loadu_si256((const __m256i*)from), mask);
+#pragma GCC unroll 16
+    for (int i = 8; i < N; i += 8)
+        m = _mm256_max_epi32(m, _mm256_and_si256(_mm256_loadu_si256((const __m256i*)(from + i)), mask));
+    return m;
+}
+template <int N>
+inline __m256i folded(const bf16* from) {
+    const __m256i mask = _mm256_set1_epi16(0x7fff);
+    __m256i m = _mm256_and_si256(_mm256_loadu_si256((const __m256i*)from), mask);
+#pragma GCC unroll 16
+    for (int i = 16; i < N; i += 16)
+        m = _mm256_max_epi16(m, _mm256_and_si256(_mm256_loadu_si256((const __m256i*)(from + i)), mask));
+    return _mm256_max_epi32(_mm256_slli_epi32(m, 16), _mm256_and_si256(m, _mm256_set1_epi32(EXPONENT | 0x7f0000)));
+}
+#endif

@@ -70,7 +70,6 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         ((X, CURRENT, {"scale": torch.ones(2)}), "scale"),
         ((X, parse_cast("e4m3:row"), {"amax": one}), "amax"),
         ((X, parse_cast("e4m3:current:sr"), {}), "seed"),
-        ((X, parse_cast("nf4:block64:sr"), {"seed": 1}), "nf4"),
         ((X, CURRENT, {"implementation": "numba"}), "numba"),
     ):
         x, spec, more = arguments  # type: ignore[misc]

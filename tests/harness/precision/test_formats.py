@@ -8,43 +8,71 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from harness.precision.formats import E4M3, E5M2, FORMATS, FloatFormat
+from harness.precision.formats import FORMATS, FloatFormat, find_format
 
-from .conftest import DTYPES
+DTYPES = {
+    "bf16": ml_dtypes.bfloat16,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e4m3-ieee": ml_dtypes.float8_e4m3,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "e3m4": ml_dtypes.float8_e3m4,
+    "e3m2": ml_dtypes.float6_e3m2fn,
+    "e2m3": ml_dtypes.float6_e2m3fn,
+    "e2m1": ml_dtypes.float4_e2m1fn,
+}
+
+
+def _float(name: str) -> FloatFormat:
+    fmt = find_format(name)
+    assert isinstance(fmt, FloatFormat)
+    return fmt
 
 
 def test_printed_constants() -> None:
-    """Micikevicius et al. 2022, table 1."""
-    assert (E4M3.bias, E4M3.max, E4M3.min_normal, E4M3.min_subnormal) == (7, 448, 2**-6, 2**-9)
-    assert (E5M2.bias, E5M2.max, E5M2.min_normal, E5M2.min_subnormal) == (15, 57344, 2**-14, 2**-16)
+    """Micikevicius et al. 2022."""
+    for name, expected in (
+        ("e4m3", (7, 448, 2**-6, 2**-9, 127)),
+        ("e5m2", (15, 57344, 2**-14, 2**-16, 124)),
+    ):
+        fmt = _float(name)
+        assert (fmt.bias, fmt.max, fmt.min_normal, fmt.min_positive, fmt.num_magnitudes) == expected
 
 
 def test_binades() -> None:
-    assert math.log2(E4M3.max / E4M3.min_subnormal) == pytest.approx(17.81, abs=0.005)
-    assert math.log2(E5M2.max / E5M2.min_subnormal) == pytest.approx(31.81, abs=0.005)
+    assert _float("e4m3").binades == pytest.approx(17.81, abs=0.005)
+    assert _float("e5m2").binades == pytest.approx(31.81, abs=0.005)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DTYPES)
 def test_against_ml_dtypes(name: str) -> None:
-    ours, theirs = FORMATS[name], ml_dtypes.finfo(DTYPES[name])
+    ours, theirs = _float(name), ml_dtypes.finfo(DTYPES[name])
     assert ours.max == float(theirs.max)
     assert ours.min_normal == float(theirs.smallest_normal)
-    assert ours.min_subnormal == float(theirs.smallest_subnormal)
-    assert ours.mantissa_bits == theirs.nmant
-    assert ours.exponent_bits == theirs.nexp
+    assert ours.min_positive == float(theirs.smallest_subnormal)
+    assert ours.epsilon == float(theirs.eps)
+    assert (ours.mantissa_bits, ours.exponent_bits) == (theirs.nmant, theirs.nexp)
 
 
-def test_ieee_like_e4m3_ends_at_240() -> None:
-    """Gaudi2's format: the same bits, its top exponent kept for infinities."""
-    assert FloatFormat("e4m3-ieee", 4, 3).max == 240 == float(ml_dtypes.finfo(ml_dtypes.float8_e4m3).max)
+@pytest.mark.parametrize("name", [name for name in DTYPES if name != "bf16"])
+def test_magnitudes_are_the_codes(name: str) -> None:
+    """Every code without a sign, read by ml_dtypes, is a magnitude, and no magnitude is missing."""
+    fmt = _float(name)
+    codes = np.arange(2 ** (fmt.bits - 1), dtype=np.uint8).view(DTYPES[name]).astype(np.float64)
+    finite = codes[np.isfinite(codes)]
+    assert list(fmt.magnitudes()) == sorted(finite)
+    assert fmt.num_magnitudes == len(finite)
 
 
-def test_number_of_finite_values() -> None:
-    """127 and 124 non-negative finite codes: what a grid built from the constants must have too."""
-    for fmt, count in ((E4M3, 127), (E5M2, 124)):
-        codes = np.arange(128, dtype=np.uint8).view(DTYPES[fmt.name]).astype(np.float64)
-        assert np.isfinite(codes).sum() == count
-        steps = 2**fmt.mantissa_bits
-        binades = round(math.log2(fmt.max / fmt.min_normal) - 0.5) + 1
-        unused = 1 if fmt.finite_only else 0  # the pattern that is NaN
-        assert binades * steps - unused + steps == count
+@pytest.mark.parametrize("name", [name for name, fmt in FORMATS.items() if isinstance(fmt, FloatFormat)])
+def test_epsilon_is_the_step_above_one(name: str) -> None:
+    """Where 1 is a subnormal (E1M2) the step is that of the subnormals."""
+    fmt = _float(name)
+    if fmt.bits > 8:
+        assert fmt.epsilon == 2.0**-fmt.mantissa_bits
+        return
+    values = list(fmt.magnitudes())
+    assert fmt.epsilon == values[values.index(1.0) + 1] - 1
+
+
+def test_gaudi_ends_0_9_binades_lower() -> None:
+    assert math.log2(_float("e4m3").max / _float("e4m3-ieee").max) == pytest.approx(0.9, abs=0.005)

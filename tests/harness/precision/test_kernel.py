@@ -53,6 +53,8 @@ SCALINGS = (
     "block128x128",
 )
 OPTIONS = ("", ":pow2", ":sr", ":away", ":special", ":margin=1", ":margin=-2")
+FIXED, OF_DATA = ("none", "static=3.7"), (":pow2", ":margin=1", ":margin=-2")
+"""Scalings whose scale does not come from the data, and options that say how it would."""
 WIDE = ("bf16", "tf32", "m0", "m23")
 """Their maximum is FP32's, which a negative margin would exceed."""
 INTEGERS = ("int8", "int4", "int8-asym", "int4-asym")
@@ -63,6 +65,7 @@ CASTS = (
         for scaling in SCALINGS
         for option in OPTIONS
         if option != ":margin=-2" or fmt not in WIDE
+        if scaling not in FIXED or option not in OF_DATA
     ),
     *(
         f"{fmt}:{scaling}{option}"
@@ -230,6 +233,27 @@ def test_large_tensors_and_their_statistics(name: str, along: int) -> None:
 
 @needs_kernel
 @pytest.mark.parametrize(
+    "name", ["bf16:mx", "mxfp8", "mxfp8:2d", "mxfp4:up", "nvfp4", "e4m3:block128", "mxint8"]
+)
+@pytest.mark.parametrize("side", [64, 256])
+@pytest.mark.parametrize("along", [0, 1])
+def test_zeros_beside_nan_are_not_flushed(name: str, side: int, along: int) -> None:
+    """A block that becomes NaN leaves no zero, so its zeros are neither nonzero nor flushed; and a clipped element is
+    counted in the general way there and in the fast way elsewhere."""
+    x = made(side, side, "normal", 4)
+    x[torch.rand(side, side, generator=torch.Generator().manual_seed(1)) < 0.3] = 0.0
+    x[3, 5], x[side // 2, 40] = float("nan"), float("inf")
+    spec = parse_cast(name)
+    ours = cpu.cast_tensor(x, spec, along=along, collect=True)
+    theirs = twin.cast_tensor(
+        x, spec, along=along, carrier=torch.float32, scale=None, amax=None, seed=None, collect=True, dequantized=False,
+    )  # fmt: skip
+    compare(ours, theirs)
+    assert theirs.statistics is not None and theirs.statistics.nonzero < side * side
+
+
+@needs_kernel
+@pytest.mark.parametrize(
     "name", ["e4m3:delayed", "e4m3:current", "mxfp8", "nvfp4", "e2m1:nvfp4:sr", "int8-asym:row"]
 )
 @pytest.mark.parametrize("along", [0, 1])
@@ -369,6 +393,33 @@ def test_a_cache_that_cannot_be_written(small_kernel: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     library, path = build.load_library()
     assert library.answer() == 42 and not path.exists()
+
+
+@needs_kernel
+def test_another_users_library_is_not_run(small_kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build.load_library()[1]
+    made_at = path.stat().st_mtime_ns
+    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    trusted = path.stat().st_uid == 0
+    assert (build.load_library()[1].stat().st_mtime_ns == made_at) == trusted
+
+
+def test_the_cache_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative XDG_CACHE_HOME is to be ignored by its specification; without a home the folder names the user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert build.cache_folder().is_absolute()
+
+    def homeless() -> Path:
+        raise RuntimeError
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert build.cache_folder().name == f"lowprec-suite-{os.getuid()}"
+
+
+def test_a_compiler_with_an_open_quote_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", 'g++ "')
+    with pytest.raises(build.BuildError, match="is not a command"):
+        build.find_compiler()
 
 
 @needs_kernel

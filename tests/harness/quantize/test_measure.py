@@ -123,3 +123,29 @@ def test_bits_count_scales_as_they_are_computed(text: str) -> None:
     assert stored_bits(spec, shape, 1) == 2000 * find_format(spec.format).bits + BITS[text]
     assert stored_bits(spec, torch.Size((200, 10)), 0) == stored_bits(spec, shape, 1)
     assert np.isfinite(stored_bits(spec, shape, 0))
+
+
+def test_where_nothing_can_be_compared_nothing_is_exact() -> None:
+    sums, worst, _ = measure(torch.full((2, 40), torch.nan), parse_cast("int4"), -1, 0)
+    assert sums.num_compared == 0 and sums.sqnr_db is None and worst is None
+    sums, _, _ = measure(torch.tensor([[1e300, 1.0]], dtype=torch.float64), parse_cast("mxfp8"), -1, 0)
+    assert (sums.num_nonfinite, sums.num_lost, sums.sqnr_db) == (1, 1, None)
+
+
+def test_a_block_that_is_flushed_whole_has_0_db() -> None:
+    _, worst, _ = measure(torch.full((1, 8), 2.0**-149), parse_cast("int4"), -1, 0)
+    assert worst is not None and worst.sqnr_db == 0.0
+
+
+def test_square_blocks_of_a_vector_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    pad = torch.nn.functional.pad
+    monkeypatch.setattr(
+        torch.nn.functional, "pad", lambda x, by: seen.append(pad(x, by).numel()) or pad(x, by)
+    )
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    _, worst, values = measure(x, parse_cast("int4:block128x128:top2"), -1, 0)
+    assert worst is not None and worst.place.startswith("[")
+    wanted = dequantize(cast(x[None], parse_cast("int4:block128:top2")))[0]
+    assert torch.equal(values, wanted)
+    assert all(size < 2 * x.numel() for size in seen)

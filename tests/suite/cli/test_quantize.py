@@ -173,12 +173,50 @@ def test_shards_are_one_checkpoint(suite_command, tmp_path: Path) -> None:
     assert load_file(written["path"]).keys() == {"a", "b", "shared"}
 
 
+def test_names_that_a_terminal_would_obey(suite_command) -> None:
+    x = torch.ones(2, 32)
+    names = ("\x1b[2Jred", "two\nlines", "", "../up")
+    save_file({name: x.clone() for name in names}, "x.safetensors")
+    said = suite_command("quantize", "x.safetensors", "--format", "mxfp8", "--out", "out")
+    assert said.code == 0, said.stderr
+    assert "\x1b" not in said.stdout and len(said.stdout.splitlines()) == 6
+    assert "\\x1b[2Jred" in said.stdout and "two\\nlines" in said.stdout
+    assert [path.name for path in Path("out").iterdir()] == ["x.mxfp8.safetensors"]
+    assert len(load_file("out/x.mxfp8.safetensors")) == 4
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_the_input_is_never_overwritten(suite_command, link: Any) -> None:
+    """Neither a shard of a folder nor the file under another name."""
+    Path("c").mkdir()
+    save_file({"a": torch.full((2, 32), 1.1)}, "c/a.safetensors")
+    before = Path("c/a.safetensors").read_bytes()
+    link(Path("c/a.safetensors").resolve(), "b.safetensors")
+    for file, out in (("c", "c/a.safetensors"), ("c/a.safetensors", "b.safetensors"), ("c", "b.safetensors")):
+        said = suite_command("quantize", file, "--format", "mxfp4", "--out", out)
+        assert said.code == 2 and "input" in said.stderr, said.stderr
+    assert Path("c/a.safetensors").read_bytes() == before
+
+
+def test_a_pipe_is_refused_at_once(suite_command) -> None:
+    os.mkfifo("x.npy")
+    said = suite_command("quantize", "x.npy")
+    assert said.code == 2 and "x.npy: is a pipe" in said.stderr
+
+
 REFUSED = [
     (["nowhere.npy"], "nowhere.npy does not exist"),
     (["x.txt"], "x.txt: .txt is not read; allowed are .npy, .npz, .safetensors"),
     (["x.npy", "--format", "e9m3"], "unknown format 'e9m3'; did you mean e4m3?"),
     (["x.npy", "--format", "e4m3:blok128"], "unknown scaling 'blok128'; did you mean block"),
     (["x.npy", "--format", ","], "names no cast"),
+    (["x.npy", "--format", "mxfp4", "--out", "x.txt"], "x.txt: is no folder"),
+    (["x.npy", "--format", "int4:block8:top8"], "less than the block's 8 elements"),
+    (["x.npy", "--format", "e4m3:up"], "'up' is a rule of MX scales"),
+    (["x.npy", "--format", "mxfp8:up:even"], "'even' contradicts or repeats"),
+    (["x.npy", "--format", "e4m3:static=inf"], "from 2^-120 to 2^120, got inf"),
+    (["x.npy", "--format", "e4m3:margin=99999"], "margin"),
+    (["x.npy", "--format", "int4:group0"], "from 1 to 4096"),
     (["x.npy", "--format", "e5m2:delayed"], "take e5m2:current"),
     (["x.npy", "--out", "y.npz"], "what came from x.npy is written as .npy"),
     (["x.npy", "--format", "mxfp4,mxfp8", "--out", "y.npy"], "2 casts; name a folder"),
@@ -252,12 +290,16 @@ def test_a_killed_command_takes_its_worker_along(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((1 << 11, 1 << 11), np.float32))
     formats = ",".join(f"e4m3:block{n}x{n}:sr" for n in range(1, 200))
     command = subprocess.Popen(
-        [sys.executable, "-m", "suite", "quantize", "x.npy", "--format", formats],
+        # A background job of a shell, which ignores SIGINT.
+        [
+            "sh", "-c", 'trap "" INT; exec "$@"', "sh",
+            sys.executable, "-m", "suite", "quantize", "x.npy", "--format", formats, "--out", "out",
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
-    )
+    )  # fmt: skip
     assert command.stdout is not None
     assert command.stdout.readline().startswith("tensor")
     (worker,) = _children(command.pid)
@@ -267,6 +309,7 @@ def test_a_killed_command_takes_its_worker_along(tmp_path: Path) -> None:
     while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{worker}").exists()
+    assert [*(tmp_path / "out").iterdir()] == []
 
 
 def _children(pid: int) -> list[int]:

@@ -92,6 +92,34 @@ WRONG = [
         STUDY + "tables:\n  - {title: T, rows: cast, columns: [quant_sqnr_db, ¶quant_sqnr]}\n",
         "'quant_sqnr_db'",
     ),
+    ("no cast", "question: Why?\ntask: tensors\n¶base: {tensor: {rows: 8}}\n", "task tensors needs a cast"),
+    ("no format", "¶question: Why?\ntask: formats\n", "task formats needs a format"),
+    (
+        "no shape",
+        "question: Why?\ntask: gemm\nbase: {gemm: ¶{m: 8, n: 8}}\n",
+        "gemm.k must be at least 1 (got 0)",
+    ),
+    (
+        "shape that the kernel does not take",
+        "question: Why?\ntask: gemm\nbase: {gemm: ¶{m: 8, n: 128, k: 64, kernel: fp8-block}}\n",
+        "fp8-block takes gemm.k in multiples of 128 (got 64)",
+    ),
+    (
+        "precision that a product does not read",
+        "question: Why?\ntask: gemm\nbase: {gemm: {m: 8, n: 8, k: 8}, ¶precision: bf16}\n",
+        "precision: nothing that task gemm reads",
+    ),
+    (
+        "accumulation without one",
+        "question: Why?\ntask: accumulation\nbase: {gemm: {m: 8, n: 8, k: 8}, precision: ¶fp8-current}\n",
+        "needs a precision with recipe.accumulation",
+    ),
+    (
+        "outliers that end before they come",
+        "question: Why?\ntask: tensors\nbase: {cast: e4m3, tensor: ¶{steps: 4, outlier_from: 3, outlier_until: 2}}\n",
+        "outlier_until 2 is before outlier_from 3",
+    ),
+    ("start of a study", STUDY + "start_from: ¶{seed: 9}\n", "start_from: nothing that task tensors reads"),
     ("no columns", STUDY + "tables:\n  - {title: T, rows: cast, columns: ¶[]}\n", "must not be empty"),
 ]
 
@@ -139,6 +167,15 @@ def test_what_a_task_does_not_read_is_no_part_of_its_run(plan_of: Callable[..., 
     )
     assert first.spec.tensor == RunSpec.model_fields["tensor"].default
     assert first.key != second.key
+
+
+def test_a_shared_base_is_the_training_runs_alone(plan_of: Callable[..., Plan]) -> None:
+    plan = plan_of(MIXED + "start_from: {task: pretrain, precision: bf16, seed: 9}\n")
+    assert {run.spec.task for run in plan.runs if run.depends_on is not None} == {"pretrain"}
+    assert [run.spec.task for run in plan.runs if run.role == "base"] == ["pretrain"]
+    assert {run.key for run in plan.runs if run.spec.task == "tensors"} == {
+        run.key for run in plan_of(STUDY).runs
+    }
 
 
 def test_an_included_field_is_a_label_where_a_figure_names_it(plan_of: Callable[..., Plan]) -> None:

@@ -5,7 +5,11 @@ import math
 
 import pytest
 
+from harness.spec import PrecisionSpec, RecipeSpec, RunSpec
+from harness.spec.notation import parse_cast
+from suite.declare.plan import PlannedRun
 from suite.judge import blocker, judge
+from suite.judge.judging import _hardware_for
 from suite.judge.verdict import WORDS
 
 
@@ -91,7 +95,25 @@ def test_speed_of_emulation_is_never_judged(world):
     assert verdict.effect is None
     assert "native" in verdict.reason
     assert "3 of the 6 runs are emulated" in verdict.reason
-    assert "Hopper" in verdict.reason
+    assert "fp8 has no native form (native products of narrow formats come out in BF16" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("cast", "need"),
+    [
+        ("mxfp8:up", "torch: compute capability 10.0 to 11.x"),
+        ("e4m3:current", "torch: compute capability 8.9 or above"),
+        ("e4m3:block128", "torch: compute capability 9.x, CUDA 12.9"),
+        ("mxfp6", "x has no native form"),
+    ],
+)
+def test_the_reason_names_what_native_runs_of_the_recipe_would_take(cast, need):
+    quantizer = parse_cast(cast)
+    recipe = RecipeSpec(activations=quantizer, weights=quantizer, gradients=quantizer)
+    spec = RunSpec(
+        task="gemm", precision=PrecisionSpec(name="x", compute="bf16", recipe=recipe, backend="emulated")
+    )
+    assert need in _hardware_for([PlannedRun(spec.key, spec, {}, "arm")])
 
 
 def test_speed_of_a_run_stored_as_less_than_native_is_never_judged(world):

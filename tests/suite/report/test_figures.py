@@ -10,9 +10,9 @@ import pytest
 
 from suite.declare import Plan, expand, load_case
 from suite.report.figures import FigureView, figure_views, table_views
-from suite.report.look import looks
+from suite.report.look import NUM_COLORS, looks
 from suite.report.plots import Dot, Line, line_plot, scale_of
-from suite.report.scale import LogScale, logarithmic
+from suite.report.scale import LogScale, linear, logarithmic
 
 CASE = """\
 question: What does a cast keep?
@@ -115,8 +115,23 @@ def test_a_logarithmic_axis_keeps_a_place_for_zero() -> None:
     assert not logarithmic([1.0, 10.0]).has_zero
     assert all(0 <= scale.at(tick) <= 1 for tick in scale.ticks(5))
     assert len(LogScale(1e-38, 1e38).ticks(5)) <= 6
+    assert [tick for tick in logarithmic([1.0, 16.0]).ticks() if tick <= 10] == [1, 2, 5, 10]
     assert logarithmic([]).low > 0
     assert logarithmic([3.0]).low < 3 < logarithmic([3.0]).high
+
+
+def test_ticks_of_tiny_values_differ() -> None:
+    ticks = linear([0.0, 1.2e-38]).ticks()
+    assert len(ticks) == len(set(ticks)) > 2
+    assert linear([0.0, 0.7]).ticks() == [0, 0.2, 0.4, 0.6]
+
+
+def test_no_two_colours_share_a_dash_or_a_marker() -> None:
+    found = looks([(f"arm {number}",) for number in range(NUM_COLORS)])
+    for part in ("color", "dash", "marker"):
+        assert len({getattr(look, part) for look in found.values()}) == NUM_COLORS
+    many = looks([(f"arm {number}",) for number in range(2 * NUM_COLORS)])
+    assert len(set(many.values())) == 2 * NUM_COLORS
 
 
 def test_every_dot_is_drawn() -> None:

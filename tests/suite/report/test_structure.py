@@ -42,6 +42,23 @@ def test_index_shows_every_claim_with_its_verdict_in_words_and_shape(built: Buil
         assert "size laptop" in element.text
 
 
+def test_a_claim_that_no_paper_makes_is_listed_under_none(built: Built, index: Element) -> None:
+    quoted = {claim.id for claim in built.plan.case.claims if claim.paper is not None}
+    own = {claim.id for claim in built.plan.case.claims} - quoted
+    assert quoted and own
+    sections = {
+        section.one("h2").text: {
+            item.one("h3").one("a").attributes["href"].partition("#claim-")[2]
+            for item in section.all("li", "claim")
+        }
+        for section in index.all("section")
+        if section.all("li", "claim")
+    }
+    assert sections.pop("Expectations of our own") == own
+    assert set().union(*sections.values()) == quoted
+    assert f"{len(quoted)} of 1 paper and {len(own)} of our own" in index.one("p", "lead").text
+
+
 def test_every_kind_of_verdict_of_the_case_is_counted(built: Built, index: Element) -> None:
     counts = Counter(row["verdict"] for row in built.store.verdicts())
     tally = index.one("ul", "tally")

@@ -83,3 +83,17 @@ def test_slug_keeps_file_names_plain() -> None:
     assert words.slug("../../etc/passwd") == "etc-passwd"
     assert words.slug("a b/ü") == "a-b"
     assert words.slug("///") == "unnamed"
+
+
+def test_headings_keep_names_as_they_are_written() -> None:
+    assert words.heading(words.from_id("cpu-bf16-over-fp32")) == "CPU BF16 over FP32"
+    assert words.heading(words.from_id("dq-is-mostly-error")) == "dQ is mostly error"
+    assert words.heading(words.from_id("current-scaling-holds")) == "Current scaling holds"
+    assert [
+        words.heading(text) for text in ("m = beta r_m", "w1 and w2", "a tie", "feed-forward output")
+    ] == [
+        "m = beta r_m",
+        "w1 and w2",
+        "A tie",
+        "Feed-forward output",
+    ]

@@ -76,6 +76,14 @@ def test_auto(spec: RecipeSpec, device: Device, packages: Mapping[str, str], bac
         (recipe("e4m3:current", accumulation={}), HOPPER, BOTH, ("accumulator",)),
         (recipe("e5m2:current"), HOPPER, BOTH, ("no two E5M2",)),
         (recipe("e4m3:block128x128"), HOPPER, BOTH, ("128x128",)),
+        (
+            recipe("mxfp8:up", gradients="mxfp8-e5m2:up"),
+            BLACKWELL,
+            TORCH,
+            ("transformer-engine is not installed",),
+        ),
+        (recipe("mxfp8", gradients="mxfp8-e5m2"), BLACKWELL, BOTH, ("mx-scaled products take E4M3",)),
+        (recipe("e4m3:row", "e5m2:row", "e4m3:row"), HOPPER, BOTH, ("E4M3 on the right",)),
     ],
 )
 def test_the_reason_names_what_is_missing(
