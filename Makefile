@@ -29,7 +29,7 @@ lint: $(VENV)/.test-ready
 	$(VENV)/bin/lint-imports --no-cache
 
 unit: $(VENV)/.test-ready
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests --benchmark-disable $(ARGS)
 
 bench: $(VENV)/.bench-ready
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/benchmarks --benchmark-only $(ARGS)

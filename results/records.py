@@ -7,6 +7,7 @@ A new metric is a new entry in `METRICS`, never a new column. Units stand in the
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -197,3 +198,10 @@ def metric(name: str) -> MetricInfo:
         near = difflib.get_close_matches(name, METRICS, n=3)
         hint = f"; did you mean {', '.join(near)}?" if near else f"; known: {', '.join(METRICS)}"
         raise KeyError(f"unknown metric {name!r}{hint}") from None
+
+
+def digits_between(low: float | None, high: float | None) -> int:
+    """Significant digits, three to six, with which the two ends of an interval can be told apart."""
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)) or low == high:
+        return 3
+    return min(6, max(3, math.ceil(math.log10(max(abs(low), abs(high)) / abs(high - low))) + 1))

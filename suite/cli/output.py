@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from results.records import digits_between
+
 OutOption = Annotated[
     Path, typer.Option("--out", help="Folder of the database, journals, checkpoints and site.")
 ]
@@ -56,7 +58,7 @@ def print_verdicts(rows: Sequence[Mapping[str, Any]]) -> None:
     print_table(
         ("claim", "verdict", "effect", "interval", "pairs"),
         [
-            (row["claim_id"], row["verdict"], _short(row["effect"]), _interval(row), row["num_pairs"])
+            (row["claim_id"], row["verdict"], _short(row["effect"], row), _interval(row), row["num_pairs"])
             for row in rows
         ],
     )
@@ -65,12 +67,13 @@ def print_verdicts(rows: Sequence[Mapping[str, Any]]) -> None:
         print(f"{row['claim_id']}{fidelity}: {row['reason']}")
 
 
-def _short(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3g}"
+def _short(value: float | None, row: Mapping[str, Any]) -> str | None:
+    """With the digits that the row's interval needs."""
+    return None if value is None else f"{value:.{digits_between(row['low'], row['high'])}g}"
 
 
 def _interval(row: Mapping[str, Any]) -> str | None:
-    low, high = _short(row["low"]), _short(row["high"])
+    low, high = _short(row["low"], row), _short(row["high"], row)
     return None if low is None or high is None else f"{low} to {high}"
 
 

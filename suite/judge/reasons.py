@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from results.records import digits_between
 from suite.judge.decision import Decision, RuleName
 from suite.judge.measures import Measure
 from suite.judge.pairing import Pair, Unit
@@ -43,10 +44,12 @@ def summary(claim: Claim, measure: Measure, decision: Decision) -> str:
         return f"{claim.measure} is {value} ({wanted}): {decision.because}"
     effect, interval = back(decision.effect), decision.interval
     pairs = _count(interval.num_pairs, "pair" if measure.comparison else "seed")
-    text = f"{claim.measure} is {format_effect(effect, measure.unit)}"
+    low, high = back(interval.low), back(interval.high)
+    digits = digits_between(low, high)
+    text = f"{claim.measure} is {format_effect(effect, measure.unit, digits)}"
     if not interval.bounded:
         return f"{text} in {pairs} ({wanted}): {decision.because}"
-    ends = f"{back(interval.low):.3g} to {back(interval.high):.3g}"
+    ends = f"{low:.{digits}g} to {high:.{digits}g}"
     text += f", {interval.confidence:.0%} interval {ends} over {pairs} ({wanted}): {decision.because}"
     if decision.word != "inconclusive" or decision.num_infinite:
         return text

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from results.records import digits_between
 from suite.judge.measures import Measure, UnknownMeasureError, find_measure
 from suite.report.scale import Scale, linear
 from suite.report.svg import axis_strip, interval_strip, strip_sentence
@@ -108,7 +109,7 @@ def claim_view(row: Mapping[str, Any], page: str = "") -> ClaimView:
         verdict=str(row["verdict"]),
         shape=VERDICTS.get(str(row["verdict"]), ("dash", ""))[0],
         reason=str(row.get("reason") or ""),
-        effect=_effect(effect, unit, measure),
+        effect=_effect(effect, unit, measure, digits_between(low, high)),
         interval=interval_text(low, high),
         confidence=f"{confidence:.0%}" if confidence else "",
         strip=interval_strip(
@@ -181,7 +182,7 @@ def _unit(measure: Measure | None) -> str:
     return "" if measure.statistic.unit in ("ratio", "1", "count") else measure.statistic.unit
 
 
-def _effect(effect: float | None, unit: str, measure: Measure | None) -> str:
+def _effect(effect: float | None, unit: str, measure: Measure | None, digits: int) -> str:
     """The effect in its unit; a plus only where a sign says something, every digit of what is exact."""
     if (
         effect is None
@@ -190,8 +191,8 @@ def _effect(effect: float | None, unit: str, measure: Measure | None) -> str:
         or unit == "bytes"
         or not math.isfinite(effect)
     ):
-        return effect_text(effect, unit)
-    return f"{given(effect) if measure.is_exact else number(effect)}{unit_text(unit)}"
+        return effect_text(effect, unit, digits)
+    return f"{given(effect) if measure.is_exact else number(effect, digits)}{unit_text(unit)}"
 
 
 def _headline(claim: Mapping[str, Any], row: Mapping[str, Any]) -> str:

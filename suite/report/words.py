@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from results.records import digits_between
+
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
 """Stands where there is no value; the reason is said elsewhere on the page."""
@@ -86,22 +88,23 @@ def unit_text(unit: str) -> str:
     return f"\N{NO-BREAK SPACE}{short}" if short else ""
 
 
-def effect_text(value: float | None, unit: str) -> str:
+def effect_text(value: float | None, unit: str, digits: int = 3) -> str:
     """An effect in its unit: ratios (`times`) bare with ×, bytes in binary units, everything else signed."""
     if value is None or math.isnan(value):
         return NOTHING
     if unit == "bytes":
         return byte_text(value)
     if unit == "times":
-        return f"{number(value)}×"
-    return f"{signed(value)}{unit_text(unit)}"
+        return f"{number(value, digits)}×"
+    return f"{signed(value, digits)}{unit_text(unit)}"
 
 
 def interval_text(low: float | None, high: float | None) -> str:
     """`[low, high]`, or "" where no interval exists."""
     if low is None or high is None or (math.isinf(low) and math.isinf(high)):
         return ""
-    return f"[{number(low)}, {number(high)}]"
+    digits = digits_between(low, high)
+    return f"[{number(low, digits)}, {number(high, digits)}]"
 
 
 def byte_text(value: float | None) -> str:

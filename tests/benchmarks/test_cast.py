@@ -38,7 +38,7 @@ CASTS = (
     "e5m2:delayed:sr", "nvfp4:sr", "nf4:block64",
 )  # fmt: skip
 SIDES = (1024, 4096)
-ROUNDS = {1024: (15, 10), 4096: (7, 1)}
+ROUNDS = {1024: (9, 5), 4096: (5, 1)}
 """Side -> rounds and calls in each."""
 
 needs_kernel = pytest.mark.skipif(not cpu.available(), reason=f"no kernel: {cpu.reason()}")

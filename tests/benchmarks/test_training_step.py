@@ -72,10 +72,11 @@ def test_emulated_fp8_step(benchmark: Any, precision: str) -> None:
         other for other in EMULATED[precision] if other[0] != "torchao" or importlib.util.find_spec("torchao")
     ]
     rounds: list[dict[tuple[str, str], float]] = []
+    model = "llama-15m" if benchmark.enabled else "llama-0.8m"  # --benchmark-disable only asks whether it runs
 
     def one_round() -> None:
         sides = [("suite", precision), *others]
-        rounds.append({side: run_side(side[0], "llama-15m", side[1])["tokens_per_cpu_s"] for side in sides})
+        rounds.append({side: run_side(side[0], model, side[1])["tokens_per_cpu_s"] for side in sides})
 
     benchmark.pedantic(one_round, rounds=2)
     for other in others:

@@ -11,7 +11,7 @@
 
 namespace {
 
-enum Choice { GENERAL, NARROW_PLAIN, NARROW_CLAMPED, SHIFTED_PLAIN, SHIFTED_CLAMPED, COUNTED, COUNTED_ASYMMETRIC, BITS, NOISY };
+enum Choice { GENERAL, NARROW_PLAIN, NARROW_CLAMPED, SHIFTED_PLAIN, SHIFTED_CLAMPED, COUNTED, COUNTED_ASYMMETRIC, BITS, NOISY, LEVELS };
 
 constexpr int64_t TENSOR_TILE = 4096, FLAT_TILE = 2048, DEEP_TILE = 32768, COLUMN_BYTES = 1 << 19;
 
@@ -22,7 +22,7 @@ struct Engine {
     Scale whole;           // of the tensor, where it has one
     vf outer;
     int32_t known_amax = -1;  // the tensor's own, where it was looked up beforehand
-    bool exact, stream, statistics;
+    bool exact, stream, statistics, levels;
 
     explicit Engine(const Job& j) : job(j), g(j.grid), whole{}, statistics(j.statistics) {
         whole.encode = whole.decode = whole.outer = splat(1.0f);
@@ -32,6 +32,9 @@ struct Engine {
                 ((g.kind == NARROW && g.mantissa_bits <= 7) || g.kind == WHOLE ||
                  (g.kind == WIDE && g.mantissa_bits <= 7));
         stream = j.stream;
+        levels = false;
+        if (g.kind == TABLE && g.num_levels <= 16)
+            for (int k = 0; k < g.num_levels; k++) levels |= g.levels[k] == 0;
     }
 
     const In* x(int64_t row, int64_t col) const { return (const In*)job.x + row * job.row_stride + col; }
@@ -232,8 +235,9 @@ struct Engine {
 #endif
 
     // The operation for all blocks of a tile; sets floor and ceiling where the grid moves to x.
-    // `largest` and `scaled` become the largest magnitude's bits, before and after scaling.
-    Choice choose_blocks(Blocks& b, int count, int32_t& largest, int32_t& scaled) const {  // b's arrays are padded to whole vectors
+    // `largest` and `scaled` become the largest magnitude's bits, before and after scaling. b's arrays are padded to
+    // whole vectors.
+    Choice choose_blocks(Blocks& b, int count, int32_t& largest, int32_t& scaled) const {
         vi most = splat(0), worst = splat(0);  // as bits, where NaN is above infinity
         for (int k = 0; k < count; k += LANES) {
             vi amax;
@@ -246,6 +250,7 @@ struct Engine {
         const float top = float_of(scaled);
         bool fits = top <= job.safe;
         if (noisy() && (!g.special || top <= g.max)) return NOISY;
+        if (levels && (job.multiply || job.block_cols == 1)) return LEVELS;
         if (g.kind == WHOLE && g.rounding == NEAREST && g.before == 1.0f && fits)
             return g.asymmetric ? COUNTED_ASYMMETRIC : COUNTED;
         if (g.kind != NARROW || g.rounding != NEAREST || g.mantissa_bits > 12 || (g.special && !fits)) return GENERAL;
@@ -312,6 +317,7 @@ struct Engine {
             case SHIFTED_PLAIN: return blocks_of<Shifted<false>, STATISTICS, true>(b, row, col, height, width, count, shifted_exact(), totals);
             case SHIFTED_CLAMPED: return blocks_of<Shifted<true>, STATISTICS, true>(b, row, col, height, width, count, shifted_exact(), totals);
             case NOISY: return blocks_of<Noisy, STATISTICS, true>(b, row, col, height, width, count, exact, totals);
+            case LEVELS: return blocks_of<Levels, STATISTICS, false>(b, row, col, height, width, count, false, totals);
             case COUNTED: return blocks_of<Counted<false>, STATISTICS, false>(b, row, col, height, width, count, exact, totals);
             case COUNTED_ASYMMETRIC: return blocks_of<Counted<true>, STATISTICS, false>(b, row, col, height, width, count, exact, totals);
             default: break;
@@ -352,7 +358,7 @@ struct Engine {
         int32_t largest, scaled;
         Choice choice = choose_blocks(b, count, largest, scaled);
         if (few()) choice = GENERAL;
-        if (count == 1 && height == 1 && choice != SHIFTED_PLAIN && choice != SHIFTED_CLAMPED)
+        if (count == 1 && height == 1 && choice != SHIFTED_PLAIN && choice != SHIFTED_CLAMPED && choice != LEVELS)
             run_segment(choice, scale_of(b, 0), row, col, width, tile);
         else
             run_blocks(choice, b, row, col, height, width, count, tile);
@@ -434,6 +440,7 @@ struct Engine {
             case SHIFTED_PLAIN: return run_columns<Shifted<false>, STATISTICS>(b, row, col, height, width, shifted_exact(), totals);
             case SHIFTED_CLAMPED: return run_columns<Shifted<true>, STATISTICS>(b, row, col, height, width, shifted_exact(), totals);
             case NOISY: return run_columns<Noisy, STATISTICS>(b, row, col, height, width, exact, totals);
+            case LEVELS: return run_columns<Levels, STATISTICS>(b, row, col, height, width, false, totals);
             case COUNTED: return run_columns<Counted<false>, STATISTICS>(b, row, col, height, width, exact, totals);
             case COUNTED_ASYMMETRIC: return run_columns<Counted<true>, STATISTICS>(b, row, col, height, width, exact, totals);
             default: break;

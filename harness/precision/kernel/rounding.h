@@ -1,7 +1,7 @@
 // Roundings of a vector of scaled values, one struct each; the PyTorch twin in harness/precision/rounding.py has the
 // same definitions. `grid` takes x and its scale and returns the value on the format's grid, before the inverse scale.
 //
-// Narrow, Noisy, Shifted, Counted and Bits are the fast ones: they need what `choose` in quantize.cpp checks for each tile.
+// Narrow, Noisy, Shifted, Counted, Levels and Bits are the fast ones: they need what `choose` in quantize.cpp checks for each tile.
 // `general` takes everything: NaN, infinities, overflow, every mantissa width and rounding.
 #pragma once
 
@@ -128,6 +128,37 @@ struct Bits {
             bits += noise_before_last_step(key0, key1, index) >> (32 - dropped);
         return (vf)(bits & (~0u << dropped));
     }
+};
+
+// A table of at most 16 levels, 0 among them, by halving: the index of a value's level grows by 8, 4, 2 and 1.
+struct Levels {
+    const Grid& g;
+#if QUANTIZE_AVX512
+    __m512 levels, edges;
+    explicit Levels(const Grid& given) : g(given) {
+        const __mmask16 known = (__mmask16)((1u << g.num_levels) - 1);
+        levels = _mm512_maskz_loadu_ps(known, g.levels);
+        edges = _mm512_mask_loadu_ps(_mm512_set1_ps(__builtin_inff()), (__mmask16)(known >> 1), g.edges);
+    }
+    vf grid(const Scale& s, vf x, vu) const {
+        const __m512 y = (__m512)(x * s.encode);
+        __m512i index = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int step = 8; step; step /= 2) {
+            const __m512 edge = _mm512_permutexvar_ps(_mm512_add_epi32(index, _mm512_set1_epi32(step - 1)), edges);
+            index = _mm512_mask_add_epi32(index, _mm512_cmp_ps_mask(y, edge, _CMP_GT_OQ), index, _mm512_set1_epi32(step));
+        }
+        return (vf)_mm512_permutexvar_ps(index, levels);
+    }
+#else
+    explicit Levels(const Grid& given) : g(given) {}
+    vf grid(const Scale& s, vf x, vu) const {
+        const vf y = x * s.encode;
+        vf r = splat(g.levels[0]);
+        for (int k = 1; k < g.num_levels; k++) r = y > g.edges[k - 1] ? splat(g.levels[k]) : r;
+        return r;
+    }
+#endif
 };
 
 // Stochastic rounding of narrow formats: the magnitude over its quantum is cut off after 24 random bits are added.

@@ -82,7 +82,8 @@ __attribute__((always_inline)) inline vf element(const Op& op, const Scale& s, v
     return MULTIPLY ? value : r;
 }
 
-// `n` consecutive elements under one scale; returns `most` raised to their magnitudes if AMAX. FIXED: n, where it is known to the compiler.
+// `n` consecutive elements under one scale; returns `most` raised to their magnitudes if AMAX. FIXED: n, where the
+// compiler knows it.
 template <class Op, bool MULTIPLY, bool STATISTICS, bool AMAX, int FIXED, class In, class Out>
 __attribute__((always_inline)) inline vi segment(const Op& op, const Scale& s, const In* x, Out* out, int64_t n, Place place,
                                                  Sums& sums, vi most) {
