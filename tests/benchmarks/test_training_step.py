@@ -72,7 +72,8 @@ def test_emulated_fp8_step(benchmark: Any, precision: str) -> None:
         other for other in EMULATED[precision] if other[0] != "torchao" or importlib.util.find_spec("torchao")
     ]
     rounds: list[dict[tuple[str, str], float]] = []
-    model = "llama-15m" if benchmark.enabled else "llama-0.8m"  # --benchmark-disable only asks whether it runs
+    # With --benchmark-disable the question is only whether it runs.
+    model = "llama-15m" if benchmark.enabled else "llama-0.8m"
 
     def one_round() -> None:
         sides = [("suite", precision), *others]
