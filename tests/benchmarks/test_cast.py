@@ -72,6 +72,16 @@ def arguments(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def describe(
+    benchmark: Any, cast: str, implementation: str, side: int, dtype: torch.dtype = torch.float32
+) -> None:
+    """What the report's page of kernels calls this benchmark."""
+    benchmark.extra_info["format"] = cast
+    benchmark.extra_info["implementation"] = implementation
+    benchmark.extra_info["dtype"] = "bf16" if dtype == torch.bfloat16 else "fp32"
+    benchmark.extra_info["elements"] = side * side
+
+
 def report(benchmark: Any, action: Action, copy: Action, side: int, **also: Action) -> None:
     """Let pytest-benchmark time `action` and store its ratio to `copy`, and of each of `also` the ratio too."""
     rounds, calls = ROUNDS[side]
@@ -89,6 +99,7 @@ def report(benchmark: Any, action: Action, copy: Action, side: int, **also: Acti
 @pytest.mark.parametrize("name", CASTS)
 def test_cast(benchmark: Any, name: str, side: int, dtype: torch.dtype) -> None:
     benchmark.group = name
+    describe(benchmark, name, "cpp", side, dtype)
     spec = parse_cast(name)
     x, out = matrix(side, dtype)
     given = arguments(name) | {"carrier": dtype, "out": out}
@@ -107,6 +118,7 @@ def test_cast(benchmark: Any, name: str, side: int, dtype: torch.dtype) -> None:
 def test_subnormal_inputs(benchmark: Any, name: str) -> None:
     """Every element an FP32 subnormal: `normal_numbers` is the same cast of ordinary ones."""
     benchmark.group = f"{name}, subnormal"
+    describe(benchmark, f"{name} of subnormals", "cpp", 1024)
     spec = parse_cast(name)
     x, out = matrix(1024)
     tiny = x * 2.0**-130
@@ -124,6 +136,7 @@ def test_subnormal_inputs(benchmark: Any, name: str) -> None:
 @pytest.mark.parametrize("way", ["eager", "compiled"])
 def test_twin(benchmark: Any, name: str, way: str) -> None:
     benchmark.group = name
+    describe(benchmark, name, f"torch, {way}", 1024)
     spec = parse_cast(name)
     x, out = matrix(1024)
     function: Callable[..., Any] = twin.cast_tensor
@@ -194,6 +207,7 @@ def test_peer(benchmark: Any, peer: str, side: int) -> None:
         pytest.skip(f"{peer.split()[0]} cannot be imported here")
     name, function = known[peer]
     benchmark.group = name
+    describe(benchmark, name, peer, side)
     spec = parse_cast(name)
     x, out = matrix(side)
     given = arguments(name) | {"out": out}
