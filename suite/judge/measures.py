@@ -140,17 +140,9 @@ STATISTICS: dict[str, Statistic] = {
         Statistic("step_ms", "step_ms", _median, "median time of a step"),
         Statistic("mfu", "mfu", _median, "median model FLOPs utilisation"),
         Statistic("train_seconds", "train_seconds", _last, "wall time of the training loop"),
-        Statistic(
-            "accumulation_max_error",
-            "accumulation_max_error",
-            _last,
-            "largest error of a product under the imitated accumulator, over the product's RMS",
-        ),
-        Statistic(
-            "accumulation_rms_error",
-            "accumulation_rms_error",
-            _last,
-            "RMS of a product's error under the imitated accumulator, over the product's RMS",
+        *(
+            Statistic(name, name, _last, metric(name).meaning)
+            for name in ("accumulation_max_error", "accumulation_rms_error")
         ),
         Statistic("gemm_tflops", "gemm_tflops", _median, "median speed of a product, operands cast before"),
         Statistic(

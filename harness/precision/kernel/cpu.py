@@ -165,26 +165,29 @@ def cast_tensor(
     job.rows, job.cols, job.row_stride, job.out_stride = rows, cols, row_stride, out_stride
     threads = torch.get_num_threads()
     job.threads = threads if threads > 1 and rows * cols >= PARALLEL_ELEMENTS else 1
-    statistics = None
+    sums = (ctypes.c_double * 6)()
     if collect:
-        sums = (ctypes.c_double * 6)()
         job.statistics = ctypes.addressof(sums)
-        library.quantize(ctypes.addressof(job))
-        one = spec.scaling in ("none", "static", "delayed", "current") or (
-            spec.scaling == "row" and x.shape[1 - along] == 1
-        )
-        statistics = CastStatistics(
-            amax=float(own_amax),
-            scale=sums[5] if one else math.nan,
-            nonzero=int(sums[0]),
-            clipped=int(sums[1]),
-            flushed=int(sums[2]),
-            signal=sums[3],
-            noise=sums[4],
-        )
-    else:
-        library.quantize(ctypes.addressof(job))
+    library.quantize(ctypes.addressof(job))
+    one_scale = spec.scaling in ("none", "static", "delayed", "current") or (
+        spec.scaling == "row" and x.shape[1 - along] == 1
+    )
+    statistics = _statistics(sums, float(own_amax), one_scale) if collect else None
     return CastResult(values, inverse, own_amax, statistics, along)
+
+
+def _statistics(sums: ctypes.Array[ctypes.c_double], amax: float, one_scale: bool) -> CastStatistics:
+    """What the kernel left in `sums`; `scale` is NaN where there is more than one."""
+    nonzero, clipped, flushed, signal, noise, scale = sums
+    return CastStatistics(
+        amax=amax,
+        scale=scale if one_scale else math.nan,
+        nonzero=int(nonzero),
+        clipped=int(clipped),
+        flushed=int(flushed),
+        signal=signal,
+        noise=noise,
+    )
 
 
 def _nvfp4_dequantized(
