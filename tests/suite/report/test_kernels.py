@@ -77,8 +77,8 @@ def test_newest_ratios_lead_with_what_they_are_of(page: Element) -> None:
     first, second = page.all("table", "kernels")
     rows = [[cell.text for cell in row.children] for row in first.one("tbody").all("tr")]
     assert [row[:5] for row in rows] == [
-        ["mxfp8cast", "cpp", "float32", "1.05M", "1.80"],
-        ["mxfp8cast", "torch", "float32", "1.05M", "60.0"],
+        ["mxfp8cast", "1.80", "cpp", "float32", "1.05M"],
+        ["mxfp8cast", "60.0", "torch", "float32", "1.05M"],
     ]
     assert [row[6] for row in rows] == ["1.25 ms"] * 2
     assert [row[-1] for row in rows] == ["+50%"] * 2  # against the session before
