@@ -48,6 +48,10 @@ TASKS = Registry(
         "gemm": "harness.tasks.gemm:gemm",
         "accumulation": "harness.tasks.accumulation:accumulation",
         "attention": "harness.tasks.attention:attention",
+        "step": "harness.tasks.step:step",
+        "trace": "harness.tasks.trace:trace",
+        "ledger": "harness.tasks.ledger:ledger",
+        "pipeline": "harness.tasks.pipeline:pipeline",
     },
 )
 
@@ -64,6 +68,8 @@ PROBES = Registry(
         "attention": "harness.probes.attention:Attention",
         "ablation": "harness.probes.ablation:Ablation",
         "memory": "harness.probes.memory:Memory",
+        "collectives": "harness.probes.collectives:Collectives",
+        "experts": "harness.probes.experts:Experts",
     },
 )
 

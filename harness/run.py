@@ -14,7 +14,7 @@ from harness.models.transformer import Transformer
 from harness.spec import RunSpec
 from results.journal import JournalWriter
 
-COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+COMPUTE_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Diverged(Exception):  # noqa: N818 - an outcome, not an error

@@ -70,7 +70,8 @@ class MetricInfo:
     direction: Direction
     meaning: str
     kind: str
-    """loss, speed, memory, optimization, quantization, attention, format, activations, weights, kernels or run."""
+    """loss, speed, memory, communication, optimization, quantization, attention, format, activations, weights, kernels,
+    run."""
 
 
 _REGISTRY: tuple[tuple[str, str, Direction, str, str], ...] = (
@@ -88,6 +89,78 @@ _REGISTRY: tuple[tuple[str, str, Direction, str, str], ...] = (
     ("probe_ms", "ms", "lower", "a probe's own cost, mean of its recordings; scope: probe", "speed"),
     ("peak_bytes", "bytes", "lower", "peak memory; scope: category", "memory"),
     ("live_bytes", "bytes", "lower", "memory in use at the end of a step; scope: category", "memory"),
+    (
+        "state_bytes",
+        "bytes",
+        "lower",
+        "bytes between steps, gradients as before the update; scope: category",
+        "memory",
+    ),
+    ("saved_bytes", "bytes", "lower", "kept for the backward pass at the end of the forward one", "memory"),
+    ("bytes_per_parameter", "bytes", "lower", "state_bytes over parameters; scope: category", "memory"),
+    ("step_flops", "FLOP", "lower", "operations of one rank in one step, recomputation included", "memory"),
+    ("comm_bytes", "bytes", "lower", "payload of a step's collectives; scope: axis.op", "communication"),
+    ("comm_count", "count", "none", "collectives of a step; scope: axis.op", "communication"),
+    (
+        "comm_sent_bytes",
+        "bytes",
+        "lower",
+        "bytes a rank sends by ring algorithms; scope: axis.op",
+        "communication",
+    ),
+    (
+        "comm_ms",
+        "ms",
+        "lower",
+        "time from call to end of a step's collectives; scope: axis.op",
+        "communication",
+    ),
+    ("comm_exposed_share", "ratio", "lower", "part of a step in which only collectives ran", "communication"),
+    ("pipeline_idle_share", "ratio", "lower", "1 - busy time over makespan, over all ranks", "communication"),
+    ("pipeline_overhead", "ratio", "lower", "idle over busy time, over all ranks", "communication"),
+    ("pipeline_makespan_ms", "ms", "lower", "one pass of all microbatches", "communication"),
+    (
+        "pipeline_in_flight",
+        "count",
+        "lower",
+        "microbatches held for the backward pass at most; scope: rank",
+        "communication",
+    ),
+    (
+        "expert_load_max_over_mean",
+        "ratio",
+        "lower",
+        "busiest expert over the mean; scope: layer",
+        "communication",
+    ),
+    (
+        "expert_load_cv",
+        "ratio",
+        "lower",
+        "standard deviation over mean of experts' tokens; scope: layer",
+        "communication",
+    ),
+    (
+        "expert_load_gini",
+        "ratio",
+        "lower",
+        "Gini coefficient of experts' tokens; scope: layer",
+        "communication",
+    ),
+    (
+        "expert_load_entropy",
+        "ratio",
+        "higher",
+        "entropy of experts' tokens over log E; scope: layer",
+        "communication",
+    ),
+    (
+        "expert_dropped_share",
+        "ratio",
+        "lower",
+        "token-expert pairs beyond capacity; scope: layer",
+        "communication",
+    ),
     ("num_parameters", "count", "none", "trainable parameters", "run"),
     ("rare_tokens_in_batch", "count", "none", "rare tokens put into the step's batch", "run"),
     ("learning_rate", "1", "none", "learning rate of the step", "optimization"),

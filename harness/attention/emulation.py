@@ -58,16 +58,32 @@ class Emulation:
         return torch.where(here, k[:, :, :1], k), torch.where(head, -v.abs(), v), bias
 
 
+def with_stored_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal softmax(q k^T / sqrt(d)) v by three operations; scores [batch, heads, tokens, tokens] stay in memory."""
+    share = q.shape[1] // k.shape[1]
+    if share > 1:
+        k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
+    tokens = q.shape[2]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu_(1)
+    scores = (q @ k.mT).mul_(q.shape[-1] ** -0.5).masked_fill_(later, float("-inf"))
+    return torch.softmax(scores, dim=-1) @ v
+
+
 def emulate(model: Transformer, spec: AttentionSpec) -> None:
-    """Route the attention of every layer through the emulation; `kernel: default` leaves the model as it is.
+    """Route the attention of every layer through the emulation; `kernel: default` leaves the model as it is, `eager`
+    keeps all scores and probabilities in memory, as attention was done before flash kernels.
 
     Raises ValueError for a kernel that is not emulated, and for a layer or head that the model does not have.
     """
     if spec.kernel == "default":
         return
+    if spec.kernel == "eager":
+        for attention in model.attentions():
+            attention.product = with_stored_scores
+        return
     if not spec.is_emulated:
         raise ValueError(
-            f"a model trains with the default or an emulated attention kernel, not {spec.kernel}"
+            f"a model trains with the default, the eager or an emulated attention kernel, not {spec.kernel}"
         )
     for name, value, limit in (
         ("inject_layer", spec.inject_layer, len(model.layers)),

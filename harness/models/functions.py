@@ -42,8 +42,8 @@ class Rotary(torch.autograd.Function):
     """RoPE (Su et al. 2021) on the fused projection, and its split.
 
     qkv [batch, tokens, heads + 2 * kv_heads, d_head] -> q, k (neighbouring pairs turned by `rotation`
-    [tokens, 1, d_head / 2], complex; FP32) and v, each [batch, tokens, its heads, d_head]. The backward turns back and
-    writes the three gradients into one tensor, where autograd would concatenate twice.
+    [tokens, 1, d_head / 2], complex; FP32 or wider) and v, each [batch, tokens, its heads, d_head]. The backward turns
+    back and writes the three gradients into one tensor, where autograd would concatenate twice.
     """
 
     @staticmethod
@@ -51,7 +51,8 @@ class Rotary(torch.autograd.Function):
         ctx: Any, qkv: Tensor, rotation: Tensor, heads: int, kv_heads: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         qk, v = qkv.split((heads + kv_heads, kv_heads), dim=2)
-        turned = torch.view_as_real(_pairs(qk.float()) * rotation).flatten(-2)
+        wide = torch.promote_types(qkv.dtype, torch.float32)
+        turned = torch.view_as_real(_pairs(qk.to(wide)) * rotation).flatten(-2)
         ctx.save_for_backward(rotation)
         ctx.dtype = qkv.dtype
         q, k = turned.split((heads, kv_heads), dim=2)
@@ -63,9 +64,7 @@ class Rotary(torch.autograd.Function):
         dq, dk, dv = grads
         back = rotation.conj().resolve_conj()
         heads, kv_heads = dq.shape[2], dk.shape[2]
-        out = torch.empty(
-            *dq.shape[:2], heads + 2 * kv_heads, dq.shape[3], dtype=torch.float32, device=dq.device
-        )
+        out = torch.empty(*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3], dtype=dq.dtype, device=dq.device)
         torch.mul(_pairs(dq), back, out=_pairs(out[:, :, :heads]))
         torch.mul(_pairs(dk), back, out=_pairs(out[:, :, heads : heads + kv_heads]))
         out[:, :, heads + kv_heads :] = dv

@@ -9,14 +9,17 @@ sqrt(2 * num_layers) (GPT-2).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from harness.models.ffn import FeedForward
 from harness.models.functions import RMSNorm as RMSNormFunction
 from harness.models.functions import Rotary
+from harness.models.moe import MoE
 from harness.precision.linear import Linear
 from harness.spec import ModelSpec
 
@@ -57,6 +60,10 @@ class Attention(nn.Module):
         self.key_norm = make_norm(spec, self.d_head) if spec.qk_norm else None
         self.emulation: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
         """Takes the place of the softmax product (harness.attention.emulation)."""
+        self.product: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+        """Another way to compute it: scores kept in memory, or keys of other ranks. q [batch, heads, tokens, d_head], k
+        and v the same with their own heads -> like q, causal."""
+        self.recompute_product = False
 
     def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
         batch, tokens, _ = x.shape
@@ -69,16 +76,28 @@ class Attention(nn.Module):
             q, k, v = Rotary.apply(qkv, rotation, heads, kv_heads)
         else:
             q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
-        dtype = torch.float32 if x.device.type == "cpu" else v.dtype
+        dtype = torch.promote_types(torch.float32, v.dtype) if x.device.type == "cpu" else v.dtype
         q, k, v = (part.to(dtype).transpose(1, 2) for part in (q, k, v))
         with torch.autocast(x.device.type, enabled=False):
             if self.emulation is not None:
                 out = self.emulation(x, q.float(), k.float(), v.float())
+            elif self.recompute_product and torch.is_grad_enabled():
+                out = checkpoint(self._product, q, k, v, use_reentrant=False)
             else:
-                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
+                out = self._product(q, k, v)
         out = out.transpose(1, 2).reshape(batch, tokens, heads * self.d_head).to(qkv.dtype)
         result: Tensor = self.output(out)
         return result
+
+    def _product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.product is not None:
+            return self.product(q, k, v)
+        grouped = self.num_heads != self.num_kv_heads
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
+def _make_ffn(spec: ModelSpec) -> nn.Module:
+    return FeedForward(spec) if spec.moe is None else MoE(spec)
 
 
 class Block(nn.Module):
@@ -87,7 +106,7 @@ class Block(nn.Module):
         self.attention_norm = make_norm(spec)
         self.attention = Attention(spec)
         self.ffn_norm = make_norm(spec)
-        self.ffn = FeedForward(spec)
+        self.ffn = _make_ffn(spec)
 
     def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
@@ -107,6 +126,8 @@ class Transformer(nn.Module):
         self.head = Linear(spec.d_model, vocab_size, bias=False)
         if spec.tie_embeddings:
             self.head.weight = self.embedding.weight
+        self.recompute = False
+        """Keep each block's input alone and compute the block again in the backward pass."""
         self._rotation: Tensor | None = None
         self._initialise()
 
@@ -120,31 +141,55 @@ class Transformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def rotation(self, tokens: int, device: torch.device) -> Tensor | None:
+        """[tokens, 1, d_head / 2] complex, as precise as the weights; None with learned positions."""
         if self.spec.positions != "rope":
             return None
-        if self._rotation is None or len(self._rotation) < tokens or self._rotation.device != device:
+        dtype = torch.complex128 if self.norm.weight.dtype == torch.float64 else torch.complex64
+        known = self._rotation
+        if known is None or len(known) < tokens or known.device != device or known.dtype != dtype:
             width = self.spec.head_width
             frequency = self.spec.rope_theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
             angle = torch.outer(torch.arange(tokens, dtype=torch.float64), frequency)
-            self._rotation = (
-                torch.polar(torch.ones_like(angle), angle).to(torch.complex64).unsqueeze(1).to(device)
-            )
-        return self._rotation[:tokens]
+            known = torch.polar(torch.ones_like(angle), angle).to(dtype).unsqueeze(1).to(device)
+            self._rotation = known
+        return known[:tokens]
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        if self.positions is not None:
-            x = x + self.positions.weight[: tokens.shape[1]]
-        rotation = self.rotation(tokens.shape[1], tokens.device)
+    def forward(self, tokens: Tensor, at: Tensor | None = None) -> Tensor:
+        """`at` [tokens]: the positions in the sequence that these tokens stand at, where they are not 0, 1, 2 ...;
+        `rotation` must then reach beyond the largest."""
+        x, rotation = self.embed(tokens, at)
         for block in self.layers:
-            x = block(x, rotation)
+            x = self.run_block(block, x, rotation)
+        return self.logits(x)
+
+    def embed(self, tokens: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The stream [batch, tokens, d_model] before the first block, and the rotation for all blocks."""
+        x: Tensor = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions.weight[: tokens.shape[1]] if at is None else x + self.positions.weight[at]
+        return x, self.rotation_at(tokens.shape[1], tokens.device, at)
+
+    def rotation_at(self, tokens: int, device: torch.device, at: Tensor | None = None) -> Tensor | None:
+        """The rotation of the first `tokens` positions, or of the positions `at`."""
+        if at is None:
+            return self.rotation(tokens, device)
+        whole = self.rotation(self.spec.max_seq_len, device)
+        return None if whole is None else whole[at]
+
+    def run_block(self, block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
+        """One block, with or without keeping what its backward pass needs."""
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(block, x, rotation, use_reentrant=False)  # type: ignore[no-any-return]
+        return block(x, rotation)  # type: ignore[no-any-return]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the last norm and the head make of the stream."""
         logits: Tensor = self.head(self.norm(x))
         return logits
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token, computed in FP32."""
-        logits = self(tokens)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    def loss(self, tokens: Tensor, targets: Tensor, at: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in nats per token, computed in FP32 or wider."""
+        return cross_entropy(self(tokens, at), targets)
 
     def feed_forwards(self) -> list[FeedForward]:
         return [block.ffn for block in self.layers]  # type: ignore[misc]
@@ -155,6 +200,19 @@ class Transformer(nn.Module):
     def end_step(self) -> None:
         for ffn in self.feed_forwards():
             ffn.end_step()
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over tokens, in nats; logits [batch, tokens, vocab] of any width, computed in FP32 or wider."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
+
+
+def set_recompute(model: Transformer, what: Literal["none", "selective", "full"]) -> None:
+    """Choose what the backward pass computes anew (RunSpec.recompute)."""
+    model.recompute = what == "full"
+    for attention in model.attentions():
+        attention.recompute_product = what == "selective"
 
 
 def build(spec: ModelSpec, vocab_size: int, seed: int) -> Transformer:

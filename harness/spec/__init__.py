@@ -3,7 +3,9 @@
 from harness.spec.attention import AttentionSpec
 from harness.spec.base import Device, Fidelity, Frozen
 from harness.spec.gemm import GemmSpec
-from harness.spec.model import FFN, NO_MODEL, ModelSpec
+from harness.spec.model import FFN, NO_MODEL, ModelSpec, MoESpec
+from harness.spec.parallelism import AXES, Axis, ParallelismSpec, Schedule
+from harness.spec.pipeline import PipelineSpec
 from harness.spec.precision import (
     NO_PRECISION,
     AccumulationSpec,
@@ -20,13 +22,13 @@ from harness.spec.run import (
     FaultSpec,
     LimitsSpec,
     OptimizerSpec,
-    ParallelismSpec,
     RunSpec,
 )
 from harness.spec.tasks import TRAINING_TASKS, reads
 from harness.spec.tensor import TensorSpec
 
 __all__ = [
+    "AXES",
     "FFN",
     "NO_MODEL",
     "NO_PRECISION",
@@ -34,6 +36,7 @@ __all__ = [
     "AccumulationSpec",
     "AgeingSpec",
     "AttentionSpec",
+    "Axis",
     "Backend",
     "DataSpec",
     "Device",
@@ -43,14 +46,17 @@ __all__ = [
     "GemmOverride",
     "GemmSpec",
     "LimitsSpec",
+    "MoESpec",
     "ModelSpec",
     "OptimizerSpec",
     "ParallelismSpec",
+    "PipelineSpec",
     "PrecisionSpec",
     "QuantizerSpec",
     "RecipeSpec",
     "RunSpec",
     "Scaling",
+    "Schedule",
     "TensorSpec",
     "reads",
 ]

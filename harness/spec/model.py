@@ -11,6 +11,27 @@ from harness.spec.base import Frozen
 FFN = Literal["swiglu", "smooth-swiglu", "smooth-swiglu-token", "gelu"]
 
 
+class MoESpec(Frozen):
+    """A mixture of experts in place of each feed-forward: every expert is one of width `d_ffn`."""
+
+    experts: int = Field(ge=2)
+    top_k: int = Field(default=2, ge=1)
+    """Experts a token goes to; their weights are the softmax over the chosen ones (Mixtral)."""
+    capacity_factor: float = Field(default=0.0, ge=0)
+    """An expert takes at most this times tokens · top_k / experts of a rank's tokens, later ones are dropped (Switch);
+    0: dropless."""
+    aux_loss: float = Field(default=0.0, ge=0)
+    """Coefficient of the load-balancing loss (Switch Transformer's)."""
+    bias_update: float = Field(default=0.0, ge=0)
+    """Step of the routing bias that balances load without a loss (DeepSeek-V3, 1e-3 there); 0: no bias."""
+
+    @model_validator(mode="after")
+    def _check(self) -> MoESpec:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k {self.top_k} is above experts {self.experts}")
+        return self
+
+
 class ModelSpec(Frozen):
     """A decoder-only transformer. Defaults are Llama's; GPT-2's shape is written with the same fields."""
 
@@ -28,6 +49,7 @@ class ModelSpec(Frozen):
     max_seq_len: int = Field(default=2048, ge=2)
     ffn: FFN = "swiglu"
     """smooth-swiglu: the paper's scale per channel, folded into the weights; smooth-swiglu-token: the code's."""
+    moe: MoESpec | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     positions: Literal["rope", "learned"] = "rope"
     qk_norm: bool = False
@@ -46,6 +68,8 @@ class ModelSpec(Frozen):
             raise ValueError(f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}")
         if self.bias and self.ffn.startswith("smooth"):
             raise ValueError(f"{self.ffn} scales weights, not biases; use bias: false")
+        if self.moe is not None and self.ffn != "swiglu":
+            raise ValueError(f"experts are SwiGLU feed-forwards; ffn is {self.ffn}")
         if self.head_width % 2 and self.positions == "rope":
             raise ValueError(f"RoPE needs an even head width, got {self.head_width}")
         return self

@@ -195,16 +195,32 @@ class PrecisionSpec(Frozen):
     """Number formats of a run: GEMM inputs, storage and loss scaling."""
 
     name: str
-    compute: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compute: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     """dtype of the matrix products (autocast when it differs from `weights`)."""
-    weights: Literal["fp32", "bf16"] = "fp32"
-    """dtype the parameters, gradients and optimizer states are kept in."""
+    weights: Literal["fp64", "fp32", "bf16"] = "fp32"
+    """dtype the parameters, gradients and optimizer states are kept in, unless the next three say otherwise."""
+    master: bool = False
+    """Keep an FP32 copy of BF16 weights, which the optimizer updates."""
+    moments: Literal["weights", "fp32"] = "weights"
+    """dtype of the optimizer's states; an FP32 copy of the weights always has FP32 states."""
+    main_gradients: bool = False
+    """Add gradients of BF16 weights up in FP32 buffers (Megatron)."""
     loss_scaling: Literal["none", "dynamic"] = "none"
     recipe: RecipeSpec | None = None
     backend: Backend = "auto"
     """What runs the recipe. emulated: quantise, dequantise, multiply in `compute`; torch: scaled matrix products of
     PyTorch and torchao; transformer_engine: its modules; auto: a native one that the device has, else emulated."""
     paper: str | None = None
+
+    @model_validator(mode="after")
+    def _check_storage(self) -> PrecisionSpec:
+        if self.weights != "bf16" and (self.master or self.moments == "fp32" or self.main_gradients):
+            raise ValueError(
+                f"master, moments and main_gradients are of BF16 weights; weights are {self.weights}"
+            )
+        if (self.weights == "fp64") != (self.compute == "fp64"):
+            raise ValueError(f"fp64 is all or nothing: weights {self.weights}, compute {self.compute}")
+        return self
 
     @property
     def fidelity(self) -> Fidelity:

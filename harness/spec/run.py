@@ -20,15 +20,25 @@ from harness.spec.base import Device, Fidelity, Frozen
 from harness.spec.gemm import GemmSpec
 from harness.spec.model import NO_MODEL, ModelSpec
 from harness.spec.notation import parse_cast
+from harness.spec.parallelism import ParallelismSpec
+from harness.spec.pipeline import PipelineSpec
 from harness.spec.precision import NO_PRECISION, PrecisionSpec
-from harness.spec.tasks import EMULATED_STUDIES, NEEDED_FOR_TRAINING, TRAINING_TASKS, reads
+from harness.spec.tasks import (
+    EMULATED_STUDIES,
+    FIDELITY_OF_STUDY,
+    MANY_RANKS,
+    NEEDED_FOR_TRAINING,
+    TRAINING_TASKS,
+    reads,
+)
 from harness.spec.tensor import TensorSpec
 
 
 class OptimizerSpec(Frozen):
-    """AdamW with linear warm-up, then cosine decay to `min_lr_ratio * lr` (or constant)."""
+    """The algorithm, and linear warm-up, then cosine decay to `min_lr_ratio * lr` (or constant)."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
+    """sgd: with momentum `beta1` and no second moment; muon: the blocks' matrices by Muon, the rest by AdamW."""
     lr: float = Field(default=1e-3, gt=0)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     warmup_ratio: float = Field(default=0.05, ge=0, le=1)
@@ -42,22 +52,6 @@ class OptimizerSpec(Frozen):
     clip_norm: float = Field(default=1.0, ge=0)
     """Global gradient norm is clipped to this; 0 turns clipping off."""
     paper: str | None = None
-
-
-class ParallelismSpec(Frozen):
-    """Ranks on each mesh axis and the ZeRO stage of the data-parallel one."""
-
-    name: str = "custom"
-    dp: int = Field(default=1, ge=1)
-    tp: int = Field(default=1, ge=1)
-    pp: int = Field(default=1, ge=1)
-    cp: int = Field(default=1, ge=1)
-    ep: int = Field(default=1, ge=1)
-    zero: int = Field(default=0, ge=0, le=3)
-
-    @property
-    def num_ranks(self) -> int:
-        return self.dp * self.tp * self.pp * self.cp * self.ep
 
 
 class DataSpec(Frozen):
@@ -111,9 +105,12 @@ class LimitsSpec(Frozen):
 class FaultSpec(Frozen):
     """A fault put in on purpose, to see that the suite tells them apart."""
 
-    kind: Literal["nan", "hang", "oom", "crash", "slow"]
+    kind: Literal["nan", "hang", "oom", "crash", "slow", "kill", "skip-collective"]
+    """kill: SIGKILL to itself; skip-collective: it leaves out the first collective of the step."""
     step: int = Field(default=1, ge=0)
     """The training step at which it strikes."""
+    rank: int = Field(default=0, ge=0)
+    """The rank that it strikes."""
 
 
 class RunSpec(Frozen):
@@ -130,6 +127,11 @@ class RunSpec(Frozen):
     batch_size: int = Field(default=8, ge=1)
     """Sequences a step, over all data-parallel ranks."""
     seq_len: int = Field(default=128, ge=2)
+    accumulation: int = Field(default=1, ge=1)
+    """Micro-steps that a step's batch is cut into; gradients are added up over them."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes anew. selective: the softmax product of each layer (Korthikanti et al. 2022);
+    full: each whole layer, of which only the input is kept."""
     seed: int = Field(default=0, ge=0)
     """Fixes initialisation and data order."""
     val_tokens: int = Field(default=32768, ge=0)
@@ -152,6 +154,10 @@ class RunSpec(Frozen):
     tensor: TensorSpec = TensorSpec()
     attention: AttentionSpec = AttentionSpec()
     gemm: GemmSpec = GemmSpec()
+    pipeline: PipelineSpec = PipelineSpec()
+    reference: Literal["none", "gpt-dropout"] = "none"
+    """A layer out of a paper in place of the model's blocks, for one step's memory. gpt-dropout: GPT's with dropout and
+    stored softmax, 16-bit throughout, whose activations Korthikanti et al. counted."""
     start_from: RunSpec | None = None
     """The run whose final weights this one begins with; a spec of its own, trained once and shared."""
 
@@ -190,12 +196,19 @@ class RunSpec(Frozen):
         return self.task in TRAINING_TASKS
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that carry the run out: one for a study that only predicts."""
+        return self.parallelism.num_ranks if self.task in MANY_RANKS else 1
+
+    @property
     def num_steps(self) -> int:
         """Training steps; 0 for a study."""
         return -(-self.tokens // (self.batch_size * self.seq_len))
 
     @property
     def fidelity(self) -> Fidelity:
+        if self.task in FIDELITY_OF_STUDY:
+            return FIDELITY_OF_STUDY[self.task]
         if self.task in EMULATED_STUDIES or (self.attention.is_emulated and reads(self.task, "attention")):
             return "emulated"
         return self.precision.fidelity

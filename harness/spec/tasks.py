@@ -6,6 +6,8 @@ A case may hold runs of several tasks: each run takes the fields that its task r
 
 from __future__ import annotations
 
+from harness.spec.base import Fidelity
+
 TRAINING_TASKS = ("pretrain",)
 """Tasks whose runs need a model, a precision and a number of tokens."""
 
@@ -19,19 +21,41 @@ ANY_TASK = frozenset(
 )
 """Fields that every task reads."""
 
+ONE_STEP = frozenset(
+    {
+        *("model", "precision", "parallelism", "optimizer", "attention", "reference"),
+        *("batch_size", "seq_len", "accumulation", "recompute", "data"),
+    }
+)
+"""What the memory and the communication of one training step depend on."""
+
 STUDY_FIELDS: dict[str, frozenset[str]] = {
     "formats": frozenset({"format"}),
     "tensors": frozenset({"cast", "tensor"}),
     "attention": frozenset({"attention"}),
     "gemm": frozenset({"gemm"}),
     "accumulation": frozenset({"gemm", "precision"}),
+    "step": ONE_STEP,
+    "trace": ONE_STEP,
+    "ledger": ONE_STEP,
+    "pipeline": frozenset({"parallelism", "pipeline"}),
 }
 """Study -> the fields it reads beside those of any task."""
 
 EMULATED_STUDIES = ("formats", "tensors", "accumulation")
 """Studies whose numbers come from the suite's own casts."""
 
-STUDY_ONLY = frozenset({"format", "cast", "tensor", "gemm"})
+FIDELITY_OF_STUDY: dict[str, Fidelity] = {
+    "trace": "simulated",
+    "ledger": "predicted",
+    "pipeline": "simulated",
+}
+"""Studies whose fidelity does not depend on the precision. `step` measures: its bytes are what they are."""
+
+MANY_RANKS = (*TRAINING_TASKS, "step", "pipeline")
+"""Tasks that run as many processes as the mesh has ranks."""
+
+STUDY_ONLY = frozenset({"format", "cast", "tensor", "gemm", "pipeline", "reference"})
 """Fields that training does not read."""
 
 

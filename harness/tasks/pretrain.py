@@ -93,6 +93,7 @@ def _build(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, check
     model = transformer.build(spec.model, corpus.vocab_size, spec.seed).to(device)
     journal.measure(0, {"num_parameters": sum(p.numel() for p in model.parameters())})
     emulate(model, spec.attention)
+    transformer.set_recompute(model, spec.recompute)
     resumes = bool(request.get("resume_checkpoint"))
     if spec.start_from is not None and not resumes:
         tensors, _ = checkpoint.load_checkpoint(checkpoints, request["start_checkpoint"])

@@ -1,0 +1,1 @@
+"""How one step of a model is carried out by several ranks."""
