@@ -3,7 +3,7 @@
 For a width d, q query heads and k key/value heads of width w, feed-forward width f and vocabulary v:
 
     attention      L (d (q + 2k) w + q w d)         fused qkv, output
-    feed-forward   L 3 d f   (GELU: L 2 d f)        gate, up, down
+    feed-forward   L 3 d f   (GELU: L 2 d f)        gate, up, down; E experts: L (3 E d f + E d), the router's with them
     norms          (2 L + 1) d                      two a block and the last one; qk_norm adds L 2 w
     embedding      v d, and v d for the head unless it is tied; learned positions max_seq_len d
 
@@ -29,11 +29,18 @@ class Parameters:
     head: int
     matmul: int
     """Weights that enter a matrix product for every token: all matrices but embedding and positions, and the
-    head's whether tied or not. The N of 6 N FLOPs a token."""
+    head's whether tied or not; of experts, as many as a token goes to. The N of 6 N FLOPs a token."""
+    idle: int = 0
+    """Parameters of the experts that a token does not go to."""
 
     @property
     def total(self) -> int:
         return self.embedding + self.positions + self.attention + self.ffn + self.norms + self.head
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token meets."""
+        return self.total - self.idle
 
 
 def num_parameters(model: ModelSpec, vocab_size: int | None = None) -> Parameters:
@@ -49,7 +56,12 @@ def num_parameters(model: ModelSpec, vocab_size: int | None = None) -> Parameter
     num_ffn_matrices = 2 if model.ffn == "gelu" else 3
     attention = layers * (d * qkv + model.num_heads * width * d)
     ffn = layers * num_ffn_matrices * d * model.d_ffn
-    matmul = attention + ffn + vocab * d
+    idle = 0
+    if model.moe is not None:
+        expert, experts = ffn, model.moe.experts
+        ffn = experts * expert + layers * experts * d
+        idle = (experts - model.moe.top_k) * expert
+    matmul = attention + ffn - idle + vocab * d
     norms = (2 * layers + 1) * d
     if model.qk_norm:
         norms += layers * 2 * width
@@ -66,4 +78,5 @@ def num_parameters(model: ModelSpec, vocab_size: int | None = None) -> Parameter
         norms=norms,
         head=0 if model.tie_embeddings else vocab * d,
         matmul=matmul,
+        idle=idle,
     )

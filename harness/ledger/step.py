@@ -15,9 +15,9 @@ CATEGORIES: tuple[Category, ...] = (
     *("weights", "gradients", "optimizer"),
     *("activations", "communication", "temporary"),
 )
-"""The six terms of the peak. weights: parameters and buffers as they lie between steps; activations: what is kept for the
-backward pass, copies of weights in the compute dtype included; communication: gathered parameters, buckets and buffers of
-collectives; temporary: all else that is alive at the peak."""
+"""The six terms of the peak. weights: parameters and buffers as they lie between steps; activations: what is kept for
+the backward pass, copies of weights in the compute dtype included; communication: gathered parameters, buckets and
+buffers of collectives; temporary: all else that is alive at the peak."""
 STATES = ("weights", "gradients", "optimizer")
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"]
@@ -40,8 +40,8 @@ class Collective:
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that this rank puts on the wire by ring algorithms: 2 S (n - 1) / n for an all-reduce, S (n - 1) / n for
-        all-gather, reduce-scatter and all-to-all, S for a send (Thakur et al. 2005)."""
+        """Bytes that this rank puts on the wire by ring algorithms: 2 S (n - 1) / n for an all-reduce, S (n - 1) / n
+        for all-gather, reduce-scatter and all-to-all, S for a send (Thakur et al. 2005)."""
         ring = (self.group_size - 1) / self.group_size
         if self.op == "recv":
             return 0.0
@@ -81,8 +81,8 @@ class Recorder(Protocol):
 
 
 def record(journal: Recorder, ranks: Sequence[RankStep], step: int = 1) -> None:
-    """Write the ranks' steps: each under rankN.SCOPE, and under SCOPE alone the rank with the largest peak (memory) or the
-    largest value (state, collectives, FLOPs)."""
+    """Write the ranks' steps: each under rankN.SCOPE, and under SCOPE alone the rank with the largest peak (memory) or
+    the largest value (state, collectives, FLOPs)."""
     worst = max(ranks, key=lambda each: each.total)
     for each in ranks:
         _record_peak(journal, each, f"rank{each.rank}.", step)

@@ -13,8 +13,10 @@ PUBLISHED = {
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
     "qwen3-8b": 8_190_735_360,
+    "mixtral-8x7b": 46_702_792_704,
 }
-LADDER = [name for name in presets("models") if name not in PUBLISHED]
+LADDER = [name for name in presets("models") if name not in PUBLISHED and name.startswith("llama-")]
+MIXTURES = [name for name in presets("models") if name not in PUBLISHED and name.startswith("moe-")]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -36,6 +38,21 @@ def test_ladder_is_named_by_its_true_count(name):
     assert model.d_ffn == pytest.approx(8 / 3 * model.d_model, abs=48)
 
 
+def test_mixtral_is_what_its_paper_says():
+    """47B parameters, 13B of them active (Jiang et al. 2024, section 1)."""
+    counts = num_parameters(presets("models")["mixtral-8x7b"])
+    assert f"{counts.total / 1e9:.1f}" == "46.7" and f"{counts.active / 1e9:.1f}" == "12.9"
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_are_named_by_their_true_count(name):
+    model = presets("models")[name]
+    counts, stated = num_parameters(model, 272), float(name.removeprefix("moe-")[:-1]) * 1e6
+    assert counts.total == pytest.approx(stated, rel=0.065)
+    assert model.moe is not None and counts.active < counts.total
+    assert len(MIXTURES) + len(LADDER) + len(PUBLISHED) == len(presets("models"))
+
+
 def test_ladder_grows():
     counts = [num_parameters(presets("models")[name], 272).total for name in LADDER]
     assert counts == sorted(counts)
@@ -52,6 +69,7 @@ def test_ladder_grows():
         {"ffn": "gelu", "norm": "layernorm", "positions": "learned", "bias": True, "max_seq_len": 77},
         {"ffn": "smooth-swiglu", "norm": "layernorm"},
         {"ffn": "smooth-swiglu-token", "positions": "learned"},
+        {"moe": {"experts": 5, "top_k": 2}},
     ],
 )
 def test_counts_are_those_of_the_trained_model(fields):
