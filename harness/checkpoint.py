@@ -67,7 +67,8 @@ def checkpoint_path(folder: Path, sha256: str) -> Path:
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Everything a resumed run needs: parameters, quantiser and smooth scales, AdamW's moments and step counts."""
+    """Everything a resumed run needs: parameters, quantiser and smooth scales, the optimizer's states (moments,
+    step counts, FP32 copies of weights)."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     for parameter, slots in optimizer.state.items():
@@ -86,10 +87,7 @@ def load_training_state(
         prefix = f"optimizer.{name}."
         slots = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         if slots:
-            optimizer.state[parameter] = {
-                slot: value.to(parameter.device, parameter.dtype if value.dim() else value.dtype)
-                for slot, value in slots.items()
-            }
+            optimizer.state[parameter] = {slot: value.to(parameter.device) for slot, value in slots.items()}
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from results.database import StoreError
 from results.journal import MEASURE_PREFIX, split_records
-from results.records import INTERRUPTED, OK, SKIPPED
+from results.records import COMMUNICATION, INTERRUPTED, OK, SKIPPED
 from results.rows import find_run, noted_fidelity, request_columns, save_environment, to_time, write_run
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ def _run_row(
     """The columns of `runs`, run_id and attempt apart, from the request and its journals."""
     before = stored or {}
     bad = [end for end in facts.ends.values() if end[0] != OK]
+    bad.sort(key=lambda end: end[1].startswith(COMMUNICATION))  # such a rank tells of another's death
     ended_at = max((end[2] for end in facts.ends.values()), default=None)
     if bad:
         status, reason, _ = bad[0]

@@ -24,6 +24,12 @@ OK, OOM, DIVERGED, HUNG, TIMEOUT, CRASHED, INTERRUPTED, SKIPPED = STATUSES = (
 )
 """How a run can end. Outcomes, never holes."""
 
+COMMUNICATION = "communication failed: "
+"""How a rank's reason begins that a collective of its own was refused or never came back: seldom its own fault."""
+
+ON_THIS_RANK = ", on this rank"
+"""How a rank's reason ends that the loss was not finite in its own share of the batch."""
+
 TABLES = ("environments", "runs", "measurements", "verdicts", "alarms")
 
 
@@ -123,7 +129,7 @@ _REGISTRY: tuple[tuple[str, str, Direction, str, str], ...] = (
         "pipeline_in_flight",
         "count",
         "lower",
-        "microbatches held for the backward pass at most; scope: rank",
+        "microbatches held for the backward pass at most, each stage's counted; scope: rank",
         "communication",
     ),
     (
@@ -159,6 +165,13 @@ _REGISTRY: tuple[tuple[str, str, Direction, str, str], ...] = (
         "ratio",
         "lower",
         "token-expert pairs beyond capacity; scope: layer",
+        "communication",
+    ),
+    (
+        "expert_balance_loss",
+        "ratio",
+        "lower",
+        "Switch's load-balancing loss before its coefficient, 1 when balanced; scope: layer",
         "communication",
     ),
     ("num_parameters", "count", "none", "trainable parameters", "run"),

@@ -61,7 +61,8 @@ class Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (rotation,) = ctx.saved_tensors
-        dq, dk, dv = grads
+        # Products with stored scores hand the keys' gradient over transposed, and pairs must lie side by side.
+        dq, dk, dv = (grad if grad.stride(-1) == 1 else grad.contiguous() for grad in grads)
         back = rotation.conj().resolve_conj()
         heads, kv_heads = dq.shape[2], dk.shape[2]
         out = torch.empty(*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3], dtype=dq.dtype, device=dq.device)

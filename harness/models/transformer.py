@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from harness.models import moe
 from harness.models.ffn import FeedForward
 from harness.models.functions import RMSNorm as RMSNormFunction
 from harness.models.functions import Rotary
@@ -64,11 +65,13 @@ class Attention(nn.Module):
         """Another way to compute it: scores kept in memory, or keys of other ranks. q [batch, heads, tokens, d_head], k
         and v the same with their own heads -> like q, causal."""
         self.recompute_product = False
+        self.narrow_product = False
+        """The softmax product in the compute dtype on a CPU too, as other devices have it."""
 
     def forward(self, x: Tensor, rotation: Tensor | None) -> Tensor:
-        batch, tokens, _ = x.shape
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        qkv: Tensor = self.qkv(x).view(batch, tokens, heads + 2 * kv_heads, self.d_head)
+        qkv: Tensor = self.qkv(x).unflatten(-1, (heads + 2 * kv_heads, self.d_head))
+        batch, tokens = qkv.shape[:2]  # x may be a part of the tokens (sequence parallelism)
         if self.query_norm is not None and self.key_norm is not None:
             q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
             qkv = torch.cat((self.query_norm(q), self.key_norm(k), v), dim=2)
@@ -76,7 +79,8 @@ class Attention(nn.Module):
             q, k, v = Rotary.apply(qkv, rotation, heads, kv_heads)
         else:
             q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
-        dtype = torch.promote_types(torch.float32, v.dtype) if x.device.type == "cpu" else v.dtype
+        wide = x.device.type == "cpu" and not self.narrow_product
+        dtype = torch.promote_types(torch.float32, v.dtype) if wide else v.dtype
         q, k, v = (part.to(dtype).transpose(1, 2) for part in (q, k, v))
         with torch.autocast(x.device.type, enabled=False):
             if self.emulation is not None:
@@ -134,8 +138,8 @@ class Transformer(nn.Module):
     def _initialise(self) -> None:
         residual_std = 0.02 / (2 * self.spec.num_layers) ** 0.5
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                residual = name.endswith(("attention.output.weight", "ffn.down.weight"))
+            if parameter.dim() >= 2:
+                residual = name.endswith(("attention.output.weight", "ffn.down.weight", "ffn.experts.down"))
                 nn.init.normal_(parameter, std=residual_std if residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -144,7 +148,7 @@ class Transformer(nn.Module):
         """[tokens, 1, d_head / 2] complex, as precise as the weights; None with learned positions."""
         if self.spec.positions != "rope":
             return None
-        dtype = torch.complex128 if self.norm.weight.dtype == torch.float64 else torch.complex64
+        dtype = torch.complex128 if next(self.parameters()).dtype == torch.float64 else torch.complex64
         known = self._rotation
         if known is None or len(known) < tokens or known.device != device or known.dtype != dtype:
             width = self.spec.head_width
@@ -192,7 +196,11 @@ class Transformer(nn.Module):
         return cross_entropy(self(tokens, at), targets)
 
     def feed_forwards(self) -> list[FeedForward]:
-        return [block.ffn for block in self.layers]  # type: ignore[misc]
+        """Those of dense blocks; of a mixture of experts, none."""
+        return [block.ffn for block in self.layers if isinstance(block.ffn, FeedForward)]
+
+    def mixtures(self) -> list[MoE]:
+        return [block.ffn for block in self.layers if isinstance(block.ffn, MoE)]
 
     def attentions(self) -> list[Attention]:
         return [block.attention for block in self.layers]  # type: ignore[misc]
@@ -200,6 +208,7 @@ class Transformer(nn.Module):
     def end_step(self) -> None:
         for ffn in self.feed_forwards():
             ffn.end_step()
+        moe.end_step(self.mixtures())
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -105,7 +105,10 @@ class QuantizedLinear(Linear):
     @staticmethod
     def _add(home: nn.Module, recipe: RecipeSpec, gemm: GemmName, role: Role, name: str, seed: int) -> None:
         spec = spec_of(recipe, gemm, role)
-        home.add_module(role, None if spec is None else Quantizer(spec, name, seed))
+        quantizer = None if spec is None else Quantizer(spec, name, seed)
+        if quantizer is not None:
+            quantizer.in_forward = gemm == "forward"
+        home.add_module(role, quantizer)
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):

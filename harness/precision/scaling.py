@@ -36,6 +36,8 @@ class Quantizer(nn.Module):
         self.step = 0
         """Enters the noise: the training loop sets it (`begin_step`), so a resumed step draws what it would have."""
         self.calls = 0
+        self.in_forward = False
+        """It casts in forward passes: when called within a backward pass, one is being computed again."""
         self.collect = False
         self.statistics: CastStatistics | None = None
         if spec.scaling == "delayed":
@@ -102,8 +104,10 @@ class Quantizer(nn.Module):
         Several casts within a step (micro-batches) differ; in evaluation nothing moves."""
         name, seed = self.identity
         rank = 0 if not _distributed() else distributed.get_rank()
-        call = f"{name}/{self.calls}" if self.calls else name
-        self.calls += self.training
+        again = self.in_forward and torch._C._current_graph_task_id() != -1  # draws what it drew
+        index = max(self.calls - again, 0)
+        call = f"{name}/{index}" if index else name
+        self.calls += self.training and not again
         return noise_seed(seed, self.step, call, None if self.spec.shared_noise else rank)
 
     def begin_step(self, step: int) -> None:

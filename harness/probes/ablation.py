@@ -5,6 +5,8 @@ A precision that ruins a block the model hardly uses costs no loss; this says ho
 
 from __future__ import annotations
 
+from harness.models.ffn import FeedForward
+from harness.models.moe import MoE
 from harness.probes.base import Probe
 
 
@@ -25,7 +27,8 @@ class Ablation(Probe):
                 "ffn_removal_cost", None, "val_tokens is 0: there is nothing to measure it on"
             )
             return
-        ffns = self.run.model.feed_forwards()
+        model = self.run.model
+        ffns: list[FeedForward | MoE] = [*model.feed_forwards(), *model.mixtures()]
         loss = self.run.validation_loss()
         for ffn in ffns:
             ffn.removed = True

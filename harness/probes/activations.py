@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from harness.models.ffn import FeedForward
 from harness.probes.base import Probe
 
 
@@ -25,9 +26,7 @@ class Activations(Probe):
         self._found: dict[str, Tensor] = {}
 
     def before_step(self, step: int) -> None:
-        for index, (block, ffn) in enumerate(
-            zip(self.run.model.layers, self.run.model.feed_forwards(), strict=True)
-        ):
+        for index, block in enumerate(self.run.model.layers):
             residual, hidden = f"layers.{index}.residual", f"layers.{index}.ffn.hidden"
 
             def after_block(module: Any, args: Any, output: Tensor, scope: str = residual) -> None:
@@ -37,7 +36,8 @@ class Activations(Probe):
                 self._look(scope, args[0])
 
             self._handles.append(block.register_forward_hook(after_block))
-            self._handles.append(ffn.down.register_forward_pre_hook(before_down))
+            if isinstance(block.ffn, FeedForward):  # experts' inner widths see only the tokens sent to them
+                self._handles.append(block.ffn.down.register_forward_pre_hook(before_down))
 
     @torch.no_grad()
     def _look(self, scope: str, tensor: Tensor) -> None:

@@ -16,11 +16,11 @@ class Alignment(Probe):
     name = "alignment"
 
     def begin(self) -> None:
-        self._active = self.run.spec.model.ffn != "gelu"
+        model = self.run.spec.model
+        self._active = model.ffn != "gelu" and model.moe is None
         if not self._active:
-            self.run.record.note(
-                "alignment_cosine_mean", None, "a GELU feed-forward has no gate to align with"
-            )
+            what = "a GELU feed-forward has no gate to align with" if model.moe is None else "of dense layers"
+            self.run.record.note("alignment_cosine_mean", None, what)
         if self.run.first_step == 1:
             self._record(0)
 

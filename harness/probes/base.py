@@ -10,6 +10,9 @@
         probes.after_step(step, StepValues(loss, learning_rate, norm))
     probes.finish(step)
 
+On several ranks the first one alone has probes, but for those that run steps themselves; probes that read whole weights
+are left out, with a note, where no rank has them.
+
 A probe is due at step 1, at multiples of its period and at the last step; at other steps it is not called
 and has no hooks in the model. It must not draw from PyTorch's generators nor write to anything the training
 reads. Each probe's time is recorded as `probe_ms` and is no part of the step time that `throughput`
@@ -22,13 +25,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
 from harness.models.transformer import Transformer
 from harness.registry import PROBES, probe_periods
 from harness.spec import RunSpec
+
+if TYPE_CHECKING:
+    from harness.parallel.strategy import Strategy
 
 
 class Recorder(Protocol):
@@ -52,6 +58,10 @@ class RunContext:
     """One whole training step (forward to optimizer) on the batch of that step, without probes."""
     validation_loss: Callable[[], float]
     """Mean held-out loss in the run's own precision; moves no scale and no history."""
+    strategy: Strategy | None = None
+    """How this rank takes part in a step."""
+    rank: int = 0
+    """Of several, the first one records."""
     first_step: int = 1
     """Above 1 when the run resumes; then what stands at step 0 was recorded by the attempt before."""
     rare_tokens: Callable[[int], int] = lambda step: 0
@@ -70,6 +80,26 @@ class StepValues:
     learning_rate: float
     gradient_norm: float | torch.Tensor | None = None
     """Global L2 norm before clipping; None where it was not computed."""
+
+
+ON_ANY_MESH = ("loss", "throughput", "gradients", "collectives", "experts", "memory")
+"""Probes that need no whole weights."""
+ON_ALL_RANKS = ("memory",)
+"""Probes that run training steps, in which every rank has its part."""
+EVALUATING = ("ablation",)
+"""Probes that evaluate, which is every rank's work too."""
+
+
+def left_out(name: str, spec: RunSpec) -> str | None:
+    """Why a probe has no place in a run on several ranks; None where it has."""
+    mesh = spec.parallelism
+    if mesh.num_ranks == 1 or name in ON_ANY_MESH:
+        return None
+    if name in EVALUATING:
+        return "it evaluates the model, which takes all ranks, and probes run on the first one alone"
+    if mesh.zero >= 2 or mesh.num_ranks > mesh.dp * mesh.cp:
+        return "it reads whole weights, and every rank has a part of them"
+    return None
 
 
 class Probe:
@@ -117,6 +147,12 @@ class ProbeSet:
     def __init__(self, run: RunContext) -> None:
         self._run = run
         periods = probe_periods(run.spec.probes)
+        for name in list(periods):
+            reason = left_out(name, run.spec)
+            if reason is not None and run.rank == 0:
+                run.record.note(f"probe_{name}", None, reason)
+            if reason is not None or (run.rank and name not in ON_ALL_RANKS):
+                del periods[name]
         self._probes: list[tuple[Probe, int]] = [
             (PROBES.load(name)(), every) for name, every in periods.items()
         ]

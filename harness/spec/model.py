@@ -16,10 +16,11 @@ class MoESpec(Frozen):
 
     experts: int = Field(ge=2)
     top_k: int = Field(default=2, ge=1)
-    """Experts a token goes to; their weights are the softmax over the chosen ones (Mixtral)."""
+    """Experts a token goes to; their weights are the softmax over the chosen ones (Mixtral), with one its probability
+    among all (Switch)."""
     capacity_factor: float = Field(default=0.0, ge=0)
-    """An expert takes at most this times tokens · top_k / experts of a rank's tokens, later ones are dropped (Switch);
-    0: dropless."""
+    """An expert takes at most this times tokens · top_k / experts of each sequence's pairs of token and choice, second
+    choices and later tokens are dropped first (Switch; GShard's groups are sequences here); 0: dropless."""
     aux_loss: float = Field(default=0.0, ge=0)
     """Coefficient of the load-balancing loss (Switch Transformer's)."""
     bias_update: float = Field(default=0.0, ge=0)

@@ -1,8 +1,8 @@
 """How a model is cut over ranks: the mesh, what is sharded, the pipeline's schedule.
 
-P = P_dp · P_pp · P_ep · P_cp · P_tp. Ranks are numbered with tp innermost, then cp, ep, pp and dp outermost, so that
-those which talk most are neighbours. Ranks of one ep group see different sequences, those of one cp group different parts
-of the same; so a dense parameter is shared over dp · ep · cp ranks, one of an expert over dp · cp.
+P = P_dp · P_pp · P_ep · P_cp · P_tp. Ranks are numbered with tp innermost, then cp, ep, pp and dp outermost, so
+that those which talk most are neighbours. Ranks of one ep group see different sequences, those of one cp group
+different parts of the same; so a dense parameter is shared over dp · ep · cp ranks, one of an expert over dp · cp.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ class ParallelismSpec(Frozen):
     """Pipeline stages on a rank; 0: two where the schedule needs more than one, else one."""
     context: Literal["ring", "all-gather"] = "ring"
     """How cp ranks see each other's keys and values."""
+    ranks: int = Field(default=0, ge=0)
+    """Ranks that the mesh is meant to fill, refused where the axes make another number; 0: whatever they make. No part
+    of a run's key."""
 
     @model_validator(mode="after")
     def _check(self) -> ParallelismSpec:

@@ -218,6 +218,8 @@ class PrecisionSpec(Frozen):
             raise ValueError(
                 f"master, moments and main_gradients are of BF16 weights; weights are {self.weights}"
             )
+        if self.main_gradients and not (self.master or self.moments == "fp32"):
+            raise ValueError("main_gradients need an optimizer that reads FP32: master, or moments fp32")
         if (self.weights == "fp64") != (self.compute == "fp64"):
             raise ValueError(f"fp64 is all or nothing: weights {self.weights}, compute {self.compute}")
         return self

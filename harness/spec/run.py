@@ -218,7 +218,7 @@ class RunSpec(Frozen):
         left_out: dict[str, Any] = dict.fromkeys(
             ("start_from", "limits", "keep_checkpoint", "checkpoint_every_s"), True
         )
-        left_out |= {"precision": {"paper"}, "optimizer": {"paper"}}
+        left_out |= {"precision": {"paper"}, "optimizer": {"paper"}, "parallelism": {"ranks"}}
         dumped = self.model_dump(mode="json", exclude_defaults=True, exclude=left_out)
         spec = {
             name: value for name, value in dumped.items() if value != {}

@@ -45,6 +45,9 @@ STUDY_FIELDS: dict[str, frozenset[str]] = {
 EMULATED_STUDIES = ("formats", "tensors", "accumulation")
 """Studies whose numbers come from the suite's own casts."""
 
+EXACT_STUDIES = ("step", "trace", "ledger")
+"""Studies that count and do not sample: what they record is the same for every seed, so one run decides."""
+
 FIDELITY_OF_STUDY: dict[str, Fidelity] = {
     "trace": "simulated",
     "ledger": "predicted",

@@ -30,6 +30,8 @@ from harness.data.loader import TokenBatches
 from harness.data.tokens import TokenData, load_tokens
 from harness.models import transformer
 from harness.optim import adamw
+from harness.parallel.mesh import Mesh
+from harness.parallel.strategy import lay_out
 from harness.precision.linear import apply_recipe
 from harness.run import Run
 from harness.spec import DataSpec, ModelSpec, PrecisionSpec, RunSpec
@@ -77,6 +79,7 @@ def suite_step(
         checkpoints=Path(),
         device=torch.device("cpu"),
         model=built,
+        strategy=lay_out(built, spec, Mesh(spec.parallelism, 0)),
         optimizer=adamw.build(built, spec.optimizer),
         scaler=torch.amp.GradScaler("cpu", enabled=False),
         batches=TokenBatches(tokens.train, batch_size=batch, seq_len=seq, seed=0),

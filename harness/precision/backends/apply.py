@@ -22,7 +22,7 @@ def apply_backend(model: nn.Module, precision: PrecisionSpec, device: torch.devi
 
     Raises BackendError where a backend asked for by name cannot run here.
     """
-    why = _replaced_weights(model)
+    why = _unfit_for_transformer_engine(model)
     excluded = {} if why is None else {"transformer_engine": why}
     choice = choose_backend(precision, device.type, capability(device), installed(), excluded)
     return carry_out(choice, model, precision, seed)
@@ -57,8 +57,10 @@ def capability(device: torch.device) -> Version | None:
     return torch.cuda.get_device_capability(device)
 
 
-def _replaced_weights(model: nn.Module) -> str | None:
-    """Why the model's linears multiply weights other than their own, if they do."""
+def _unfit_for_transformer_engine(model: nn.Module) -> str | None:
+    """Why Transformer Engine's linears cannot take the model's place, if they cannot."""
+    if getattr(model, "recompute", False):
+        return "recompute: full runs each linear twice, and Transformer Engine would note both in its amax history"
     for module in model.modules():
         aged = any(
             getattr(module, name, None) is not None for name in ("up_scale", "gate_scale", "down_scale")

@@ -32,6 +32,8 @@ ALL_PROBES = {
     "quantization": 2,
     "ablation": 1,
     "memory": 1,
+    "collectives": 1,
+    "experts": 1,
 }
 
 

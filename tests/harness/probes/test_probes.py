@@ -18,6 +18,8 @@ from harness.probes.memory import Memory, measure_step, undone
 from harness.probes.peaks import DENSE_BF16_TFLOPS, dense_bf16_peak
 from harness.probes.quantization import _decibel
 from harness.probes.weights import Weights
+from harness.spec import MoESpec
+from harness.trace import live as trace
 
 from .conftest import FP8, Records
 
@@ -182,7 +184,8 @@ def test_memory_of_a_step_known_by_hand() -> None:
         model(x).sum().backward()
         optimizer.step()
 
-    peaks, allocator = measure_step(model, optimizer, torch.device("cpu"), step)
+    following = trace.Live([model], [optimizer])
+    peaks, allocator = measure_step(following, torch.device("cpu"), step)
     assert allocator is None
     assert peaks["weights"] == 4 * 1_001_000
     assert peaks["gradients"] + peaks["temporary"] >= 4 * 1_001_000
@@ -225,7 +228,7 @@ def test_memory_agrees_with_an_independent_count(train: Train, monkeypatch: pyte
     def count(self: Memory, step: int) -> None:
         run = self.run
         state = [v for slots in run.optimizer.state.values() for v in slots.values() if torch.is_tensor(v)]
-        with undone(run.model, run.optimizer):
+        with undone([run.model], run.optimizer):
             live = Live([*run.model.parameters(), *run.model.buffers(), *state])
             with live:
                 run.train_step(step)
@@ -236,3 +239,22 @@ def test_memory_agrees_with_an_independent_count(train: Train, monkeypatch: pyte
     monkeypatch.setattr(Memory, "finish", count)
     _, records = train(precision=FP8, probes={"memory": 1}, model={"d_model": 64, "d_ffn": 192})
     assert records.of("peak_bytes", "total")[0] == pytest.approx(counted[0], rel=0.01)
+
+
+def test_experts_of_a_step(train: Train) -> None:
+    moe = MoESpec(experts=4, capacity_factor=1.0, aux_loss=0.01)
+    _, records = train(probes={"experts": 2}, model={"moe": moe})
+    assert records.steps("expert_load_gini", "layers.1") == [1, 2, 4, 6]
+    for layer in ("layers.0", "layers.1"):
+        loads = records.of("expert_load_max_over_mean", layer)
+        assert all(1 <= value <= moe.experts / moe.top_k for value in loads), "a token goes to two experts"  # type: ignore[operator]
+        assert max(records.of("expert_dropped_share", layer)) > 0  # type: ignore[type-var]
+        assert max(records.of("expert_load_entropy", layer)) <= 1  # type: ignore[type-var,operator]
+        assert min(records.of("expert_load_cv", layer)) >= 0  # type: ignore[type-var,operator]
+        assert records.of("expert_balance_loss", layer)[0] == pytest.approx(1, abs=0.05)
+    assert not set(records.notes) & {"expert_load_max_over_mean"}
+
+
+def test_experts_of_a_dense_model_are_none(train: Train) -> None:
+    _, records = train(probes={"experts": 1})
+    assert records.notes["expert_load_max_over_mean"][1] == "tiny has dense feed-forwards, no experts"
