@@ -11,8 +11,24 @@ from typing import Protocol
 WORKER = "harness.worker"
 """Module of the worker: it has `run(run_dir: Path) -> int`, which returns the exit status."""
 
+EXIT_STATUS = {"ok": 0, "crashed": 1, "oom": 10, "diverged": 11, "skipped": 12, "hung": 13}
+"""Outcome of a run -> exit status of its process."""
+
+EXIT_RANK_KILLED = 14
+"""Exit status of a run one of whose ranks was killed by somebody."""
+
 SIGNALLED_FROM_OUTSIDE = frozenset({1, 2, 9, 15})
 """SIGHUP, SIGINT, SIGKILL, SIGTERM: sent by somebody. SIGSEGV or SIGABRT a process earns itself."""
+
+
+RANK_VARIABLES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+"""What makes a process one rank of a group; a run begins without, also where the suite itself was started as a rank."""
 
 
 class LaunchError(Exception):
@@ -66,7 +82,11 @@ def worker_environment() -> dict[str, str]:
     glibc reads its tunables at the start of the process alone: huge pages for large blocks spare a training step
     most of its address translation.
     """
-    environment = dict(os.environ)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in RANK_VARIABLES and not name.startswith("TORCHELASTIC_")
+    }
     environment.update(
         OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="0", PYTHONUNBUFFERED="1"
     )

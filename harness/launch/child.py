@@ -64,6 +64,12 @@ def limit_memory(memory_bytes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
 
+def lift_memory_limit() -> None:
+    """Allow this process what it was born with again."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
 def run_worker(run_dir: Path, memory_bytes: int | None, worker: str) -> int:
     """Import the worker's module, apply the memory limit, run it; the exit status of the run."""
     module = importlib.import_module(worker)

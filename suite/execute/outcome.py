@@ -6,7 +6,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.launch.base import SIGNALLED_FROM_OUTSIDE, Exit
+from harness.launch.base import EXIT_RANK_KILLED, SIGNALLED_FROM_OUTSIDE, Exit
+from results.journal import read_journal
 
 FINAL = frozenset({"ok", "diverged", "oom"})
 """Statuses that answer the question a key asks; the others are tried again by the next command."""
@@ -43,6 +44,8 @@ class Ending:
     reason: str
     try_again: bool = False
     """The process was killed from outside, which says nothing about the run."""
+    overrides: bool = False
+    """It knows more than what the run itself recorded last."""
 
 
 def explain(exit: Exit, stopped: tuple[str, str] | None, num_oom_kills: int | None) -> Ending:
@@ -55,6 +58,8 @@ def explain(exit: Exit, stopped: tuple[str, str] | None, num_oom_kills: int | No
         return Ending(*stopped)
     if exit.code is None:
         return Ending("crashed", exit.reason, try_again=True)
+    if exit.code == EXIT_RANK_KILLED:
+        return _explain_killed_rank(exit.run_dir, num_oom_kills)
     if exit.code == EXIT_OOM:
         return Ending("oom", _with_last_line("out of memory", exit.run_dir))
     if exit.code == EXIT_DIVERGED:
@@ -80,6 +85,24 @@ def _explain_signal(number: int, run_dir: Path, num_oom_kills: int | None) -> En
     if number in SIGNALLED_FROM_OUTSIDE:
         return Ending("crashed", reason, try_again=True)
     return Ending("crashed", _with_last_line(reason, run_dir))
+
+
+def _explain_killed_rank(run_dir: Path, num_oom_kills: int | None) -> Ending:
+    """One of several ranks was killed; which and when, the group has recorded."""
+    end = last_end(run_dir)
+    reason = end[1] if end is not None else "a rank was killed"
+    if num_oom_kills:
+        why = "the kernel's out-of-memory killer (memory.events of the control group)"
+        return Ending("oom", f"{reason}, by {why}", overrides=True)
+    return Ending("crashed", reason, try_again=True)
+
+
+def last_end(run_dir: Path) -> tuple[str, str] | None:
+    """(status, reason) of a run's outcome as its rank 0 journal has it last; None without one."""
+    path = run_dir / "rank0.journal"
+    records = read_journal(path).records if path.exists() else []
+    ends = [(record["status"], record["reason"]) for record in records if record["k"] == "end"]
+    return ends[-1] if ends else None
 
 
 def _with_last_line(reason: str, run_dir: Path) -> str:

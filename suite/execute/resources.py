@@ -1,4 +1,4 @@
-"""What the machine lets this process use: cores, and how often the kernel has killed for memory."""
+"""What the machine lets this process use: cores, GPUs, and how often the kernel has killed for memory."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ def _cpu_quota() -> float | None:
     return None
 
 
+def visible_gpus() -> int:
+    """NVIDIA devices that a process started now would see, by CUDA_VISIBLE_DEVICES or the kernel's device files."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([name for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")])
+    return len([*Path("/dev").glob("nvidia[0-9]*")])
+
+
 def num_oom_kills() -> int | None:
     """Processes of this control group killed for memory so far; None where the kernel does not say."""
     for folder in _own_cgroups():
@@ -58,7 +66,7 @@ def _own_cgroups() -> list[Path]:
 
 
 def choose_jobs(asked: int | None, device: str, threads: int) -> tuple[int, str]:
-    """(number of runs side by side, reason)."""
+    """(slots for runs side by side, reason). A run on CPU takes a slot a rank, on CUDA one (`slots_of`)."""
     if asked is not None:
         return asked, "given by --jobs"
     if device != "cpu":
@@ -67,3 +75,11 @@ def choose_jobs(asked: int | None, device: str, threads: int) -> tuple[int, str]
     if threads > 1:
         return max(1, cores // threads), f"{cores} usable cores over {threads} threads a run"
     return cores, f"one run a usable core ({cores}), one thread each"
+
+
+def slots_of(num_ranks: int, device: str, jobs: int) -> int:
+    """Slots that a run takes: one a rank on CPU, where each keeps a core busy, but never more than there are.
+
+    So a run of more ranks than slots has the machine to itself, and at least one run always runs.
+    """
+    return min(num_ranks, jobs) if device == "cpu" else 1

@@ -5,7 +5,9 @@ The rules:
   other status is tried again by the next command, from its last checkpoint.
 - A key is run under its lock. Two commands on one out folder share the work: what the other is running is
   waited for.
-- A run whose process is killed from outside is tried once more by the same command.
+- A run whose process, or one of whose ranks, is killed from outside is tried once more by the same command.
+- A run of several ranks takes a slot a rank; where those are not free it waits, and nothing that comes after it in the
+  order overtakes it.
 - A base that fails makes the runs that stand on it `skipped`, and the reason names it.
 """
 
@@ -22,15 +24,16 @@ from typing import TYPE_CHECKING, Any
 from harness.gemm.available import needs
 from harness.launch import Exit, Launcher, Request, choose_mode, open_launcher
 from harness.launch.base import WORKER
+from suite.declare.meshes import not_carried_out
 from suite.declare.plan import nvidia_visible
 from suite.execute.events import Event, Finished, Message, Started
 from suite.execute.folder import OutFolder, key_lock
 from suite.execute.interrupts import StopRequest
 from suite.execute.litter import InUse, sweep
 from suite.execute.order import priorities
-from suite.execute.outcome import FINAL, Ending, Outcome, explain
+from suite.execute.outcome import FINAL, Ending, Outcome, explain, last_end
 from suite.execute.request import AttemptRequest, build_request
-from suite.execute.resources import choose_jobs, num_oom_kills
+from suite.execute.resources import choose_jobs, num_oom_kills, slots_of, visible_gpus
 from suite.execute.watch import Watch
 
 if TYPE_CHECKING:
@@ -182,11 +185,15 @@ class _Work:
 
     def _start_ready(self) -> None:
         for run in list(self._todo):
-            if len(self._running) >= self._jobs:
-                return
             if run.depends_on is not None and run.depends_on not in self._statuses:
                 continue
+            free = self._jobs - sum(self._slots(each.run) for each in self._running.values())
+            if free == 0:
+                return
             if self._locks[run.key].acquire():
+                if self._slots(run) > free:
+                    self._locks[run.key].release()
+                    return
                 self._todo.remove(run)
                 if not self._start(run):
                     self._locks[run.key].release()
@@ -195,6 +202,9 @@ class _Work:
                 self._tell(
                     Message(f"{run.key} is being run by another command on {self._out.root}; waiting for it")
                 )
+
+    def _slots(self, run: PlannedRun) -> int:
+        return slots_of(run.spec.num_ranks, run.spec.device, self._jobs)
 
     def _start(self, run: PlannedRun) -> bool:
         """Hand a run whose lock is held to the launcher; False when it needs no process."""
@@ -248,13 +258,15 @@ class _Work:
         """Why a run cannot start; None when it can."""
         if run.depends_on is not None and self._statuses[run.depends_on] != "ok":
             return f"its base {run.depends_on} is {self._statuses[run.depends_on]}"
-        num_ranks = run.spec.parallelism.num_ranks
-        if num_ranks > 1:
-            return f"it needs {num_ranks} ranks, and this version's launcher trains on one"
+        if refused := not_carried_out(run.spec):
+            return refused
         if run.spec.device == "cuda" and not nvidia_visible():
             need = needs(run.spec.gemm.kernel) if run.spec.task == "gemm" else None
             of_what = f" ({need})" if need is not None else ""
             return f"it needs an NVIDIA GPU{of_what}, and none is visible here"
+        num_ranks = run.spec.num_ranks
+        if run.spec.device == "cuda" and num_ranks > visible_gpus():
+            return f"it needs {num_ranks} GPUs, one a rank; visible here: {visible_gpus()}"
         return None
 
     def _launch(self, run: PlannedRun, request: AttemptRequest) -> None:
@@ -263,7 +275,7 @@ class _Work:
         # Renamed into place: run.json is whole or absent.
         (run_dir / "run.json.new").write_text(json.dumps(request.content, indent=1))
         (run_dir / "run.json.new").replace(run_dir / "run.json")
-        watch = Watch(run_dir, run.spec.limits, self._launcher)
+        watch = Watch(run_dir, run.spec.limits, self._launcher, run.spec.num_ranks)
         self._running[run_dir] = _Running(run, watch, time.monotonic(), num_oom_kills())
         # CUDA maps far more address space than it uses, so a limit on it would end every run.
         memory_bytes = run.spec.limits.memory_bytes if run.spec.device == "cpu" else None
@@ -296,7 +308,8 @@ class _Work:
         run = running.run
         now, before = num_oom_kills(), running.oom_kills_before
         ending = explain(exit, running.watch.stopped, None if now is None or before is None else now - before)
-        _record_end(exit.run_dir, ending)
+        if ending.overrides or not _says_its_end(exit, run.spec.num_ranks, running.watch.stopped is not None):
+            _record_end(exit.run_dir, ending)
         with self._database.open() as store:
             store.ingest(exit.run_dir, status=ending.status, reason=ending.reason)
             row = store.status_of([run.key])[run.key]
@@ -335,17 +348,25 @@ class _Work:
             self._turn()
 
 
-def _record_end(run_dir: Path, ending: Ending) -> None:
-    """Write into a dead run's journal how it ended, if it could not: then the journals alone tell everything."""
-    from results.journal import JournalWriter, read_journal
+def _says_its_end(exit: Exit, num_ranks: int, stopped: bool) -> bool:
+    """Whether a dead run's journal tells how it ended.
 
-    path = run_dir / "rank0.journal"
+    A group's does when its agent came to its own end, and has written there; else it is the word of rank 0 alone.
+    """
+    if last_end(exit.run_dir) is None:
+        return False
+    return num_ranks == 1 or exit.code == 0 or (exit.code is not None and exit.code > 0 and not stopped)
+
+
+def _record_end(run_dir: Path, ending: Ending) -> None:
+    """Write into a dead run's journal how it ended: then the journals alone tell everything."""
+    from results.journal import JournalWriter
+
     # On a full disk the database gets the ending from this command alone.
     with suppress(OSError):
-        if not path.exists() or all(record["k"] != "end" for record in read_journal(path).records):
-            journal = JournalWriter(path)
-            journal.end(ending.status, ending.reason)
-            journal.close()
+        journal = JournalWriter(run_dir / "rank0.journal")
+        journal.end(ending.status, ending.reason)
+        journal.close()
 
 
 def _peak_bytes(store: Store, key: str) -> float | None:

@@ -1,7 +1,7 @@
 """A worker for tests: no torch, a loss that is a formula, and misbehaviour on request.
 
-It obeys `labels` of run.json: `do` (ok, hang, spin, crash, raise, oom, nan, silent, segv, memory; the spec's
-fault without it), `step_s` (seconds a step) and `at` (the step of the misdeed). It resumes like the real one.
+It obeys `labels` of run.json: `do` (ok, hang, spin, crash, raise, oom, nan, silent, segv, memory, rank-killed; the
+spec's fault without it), `step_s` (seconds a step) and `at` (the step of the misdeed). It resumes like the real one.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ def _misbehave(what: str, writer: JournalWriter) -> int | None:
     elif what == "crash":
         writer.end("crashed", "told to crash")
         return 1
+    elif what == "rank-killed":
+        writer.end("crashed", "rank 1 was killed by signal 9 at step 1")
+        return 14
     elif what == "oom":
         return 10
     elif what == "nan":

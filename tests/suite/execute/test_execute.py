@@ -62,6 +62,8 @@ def test_side_by_side(bench, make) -> None:
 def test_every_status_with_its_reason(bench, make, mode, monkeypatch) -> None:
     monkeypatch.setenv("SUITE_LAUNCH", mode)
     monkeypatch.setattr(suite.execute.watch, "GRACE_S", 0.3)
+    monkeypatch.setattr(suite.execute.scheduler, "nvidia_visible", lambda: True)
+    monkeypatch.setattr(suite.execute.scheduler, "visible_gpus", lambda: 1)
     tight = {"hang_s": 0.6, "time_s": 20.0}
     runs = {
         "ok": make(0),
@@ -72,7 +74,7 @@ def test_every_status_with_its_reason(bench, make, mode, monkeypatch) -> None:
         "diverged": make(5, do="nan"),
         "silent": make(6, do="silent"),
         "segv": make(7, do="segv"),
-        "skipped": make(8, parallelism=ParallelismSpec(dp=4)),
+        "skipped": make(8, device="cuda", parallelism=ParallelismSpec(dp=4)),
     }
     outcome = bench.run(*runs.values(), jobs=4)
     rows = {name: bench.store.status_of([run.key])[run.key] for name, run in runs.items()}
@@ -85,7 +87,7 @@ def test_every_status_with_its_reason(bench, make, mode, monkeypatch) -> None:
     assert rows["diverged"].reason == "loss is NaN at step 1"
     assert rows["silent"].reason == "the worker ended without saying how"
     assert "signal 11 (SIGSEGV)" in rows["segv"].reason
-    assert "needs 4 ranks" in rows["skipped"].reason
+    assert rows["skipped"].reason == "it needs 4 GPUs, one a rank; visible here: 1"
     assert (outcome.num_failed, outcome.exit_code) == (8, 3)
     assert all(len(bench.attempts(run)) == 1 for run in runs.values()), (
         "none of these was killed from outside"
