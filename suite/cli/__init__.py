@@ -19,6 +19,7 @@ from suite.cli.failures import settle
 VERBS = (
     "run",
     "plan",
+    "ledger",
     "status",
     "claims",
     "list",

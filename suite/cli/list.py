@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from suite.cli.failures import WrongCommand
+from suite.cli.mesh_rows import mesh_rows
 from suite.cli.output import JsonOption, print_json, print_table
 from suite.cli.precision_rows import cast_rows, format_rows, precision_rows
 
@@ -153,7 +154,7 @@ KINDS: dict[str, Callable[[], Rows]] = {
     "formats": format_rows,
     "casts": cast_rows,
     "optimizers": _presets("optimizers"),
-    "parallelisms": _presets("parallelisms"),
+    "parallelisms": mesh_rows,
     "ageing": _presets("ageing"),
     "papers": _papers,
     "probes": _probes,

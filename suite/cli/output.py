@@ -53,6 +53,9 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+EXACT_DIGITS = 6
+
+
 def print_verdicts(rows: Sequence[Mapping[str, Any]]) -> None:
     """Verdicts as a table that fits a terminal, then their reasons: in a column these would be unreadable."""
     print_table(
@@ -68,8 +71,9 @@ def print_verdicts(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _short(value: float | None, row: Mapping[str, Any]) -> str | None:
-    """With the digits that the row's interval needs."""
-    return None if value is None else f"{value:.{digits_between(row['low'], row['high'])}g}"
+    """With the digits that the row's interval needs; what has none is exact, or one value alone."""
+    digits = EXACT_DIGITS if row["low"] is None else digits_between(row["low"], row["high"])
+    return None if value is None else f"{value:.{digits}g}"
 
 
 def _interval(row: Mapping[str, Any]) -> str | None:

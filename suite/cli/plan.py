@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,7 +28,15 @@ def plan(
     set_: SetOption = None,
     out: OutOption = DEFAULT_OUT,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side; default: one a usable core.")
+        int | None,
+        typer.Option(min=1, help="Runs side by side, on a CPU counted by their ranks; default: one a core."),
+    ] = None,
+    trace: Annotated[
+        bool | None,
+        typer.Option(
+            "--trace/--no-trace",
+            help="Also trace a step of each kind of run without data; default: of several ranks, where that is quick.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -39,7 +48,7 @@ def plan(
     planned = expand(load_case(case, list(set_ or [])), size)
     database = out / "suite.duckdb"
     store = Store(database, read_only=True, on_wait=say) if database.exists() else None
-    prediction = predict(planned, out, store, jobs=jobs, say=say)
+    prediction = predict(planned, out, store, jobs=jobs, trace=trace, say=say)
     if json:
         print_json(prediction.as_json())
         return
@@ -48,9 +57,13 @@ def plan(
 
 def _show(prediction: Prediction) -> None:
     print(f"{prediction.case}, size {prediction.size} ({prediction.size_reason}), on {prediction.machine}")
+    columns = [
+        (title, make)
+        for title, make, always in _COLUMNS
+        if always or any(make(run) not in ("", "1") for run in prediction.runs)
+    ]
     print_table(
-        ("key", "labels", "status", "fidelity", "parameters", "steps", "peak", "FLOPs", "time"),
-        [_row(run) for run in prediction.runs],
+        [title for title, _ in columns], [[make(run) for _, make in columns] for run in prediction.runs]
     )
     left = len(prediction.runs) - prediction.num_done
     if left == 0:
@@ -72,19 +85,26 @@ def _time_left(prediction: Prediction, left: int) -> str:
     return f"{left} of {len(prediction.runs)} runs left, {time}, {jobs}; times from: {'; '.join(sources)}"
 
 
-def _row(run: RunPrediction) -> tuple[Any, ...]:
-    labels = " ".join(f"{axis}={member}" for axis, member in run.labels.items()) or run.role
-    return (
-        run.key,
-        labels,
-        run.status,
-        run.fidelity,
-        "" if run.num_parameters is None else f"{run.num_parameters:,}",
-        "" if run.num_steps is None else run.num_steps,
-        "" if run.bytes is None else format_bytes(run.bytes["total"]),
-        "" if run.flops is None else f"{run.flops:.2e}",
-        format_seconds(run.seconds),
-    )
+def _labels(run: RunPrediction) -> str:
+    return " ".join(f"{axis}={member}" for axis, member in run.labels.items()) or run.role
+
+
+_COLUMNS: tuple[tuple[str, Callable[[RunPrediction], str], bool], ...] = (
+    ("key", lambda run: run.key, True),
+    ("labels", _labels, True),
+    ("status", lambda run: run.status, True),
+    ("fidelity", lambda run: run.fidelity, True),
+    ("ranks", lambda run: f"{run.num_ranks:,}", False),
+    ("parameters", lambda run: "" if run.num_parameters is None else f"{run.num_parameters:,}", True),
+    ("steps", lambda run: "" if run.num_steps is None else str(run.num_steps), True),
+    ("peak", lambda run: "" if run.bytes is None else format_bytes(run.bytes["total"]), True),
+    ("traced peak", lambda run: "" if run.traced_bytes is None else format_bytes(run.traced_bytes), False),
+    ("exchanged a step", lambda run: "" if not run.comm_bytes else format_bytes(run.comm_bytes), False),
+    ("idle", lambda run: "" if run.idle_share is None else f"{run.idle_share:.1%}", False),
+    ("FLOPs", lambda run: "" if run.flops is None else f"{run.flops:.2e}", True),
+    ("time", lambda run: format_seconds(run.seconds), True),
+)
+"""Title, text, and whether the column is shown where no run has anything in it. Peaks are the largest rank's."""
 
 
 def format_bytes(num_bytes: int) -> str:

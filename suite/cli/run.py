@@ -31,7 +31,8 @@ def run(
     set_: SetOption = None,
     out: OutOption = DEFAULT_OUT,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side; default: one a usable core.")
+        int | None,
+        typer.Option(min=1, help="Runs side by side, on a CPU counted by their ranks; default: one a core."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a claim differs.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try diverged and oom runs again.")] = False,

@@ -69,9 +69,29 @@ def check_measure(claim: Node) -> list[Problem]:
     if measure.comparison and not compares:
         return [problem(node.place, f"measure: {node.value} compares two sets of runs; `against` is missing")]
     if compares and not measure.comparison:
-        better = f"write {node.value}_gap or {node.value}_ratio, or leave `against` away"
+        name, _, scope = node.value.partition("[")
+        forms = " or ".join(f"{name}_{form}" + (f"[{scope}" if scope else "") for form in ("gap", "ratio"))
+        better = f"write {forms}, or leave `against` away"
         return [problem(node.place, f"measure: {node.value} is about single runs; {better}")]
     return []
+
+
+def check_fit(claim: Node) -> list[Problem]:
+    """Terms of a fit that are no products of a run's fields, and a fit of what compares two runs."""
+    from suite.judge.fits import TermError, read_terms
+
+    node, against = claim.get("fit"), claim.get("against")
+    if node is None or node.value is None:
+        return []
+    if against is not None and against.value is not None:
+        return [problem(node.place, "fit: a fit is of single runs; leave `against` away")]
+    problems = []
+    for item in node.items:
+        try:
+            read_terms([str(item.value)])
+        except TermError as error:
+            problems.append(problem(item.place, f"fit: {error}"))
+    return problems
 
 
 def check_excludes(root: Node, sizes: Sequence[Points]) -> list[Problem]:
@@ -104,7 +124,7 @@ def check_claims(root: Node, sizes: Sequence[Points]) -> list[Problem]:
     problems: list[Problem] = []
     seen: dict[Any, int] = {}
     for claim in claims:
-        problems += check_measure(claim)
+        problems += check_measure(claim) + check_fit(claim)
         claim_id = claim.get("id")
         if claim_id is not None and isinstance(claim_id.value, str):
             if claim_id.value in seen:

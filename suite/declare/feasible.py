@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.precision.backends.requirements import native_requirements
 from harness.spec import RunSpec
 from harness.spec.gemm import unfit
+from harness.spec.model import NO_MODEL
+from harness.spec.precision import NO_PRECISION
+from suite.declare.meshes import mesh_problems
+from suite.declare.nearest import mesh_text, nearest_mesh
+
+ONE_STEP_STUDIES = ("step", "trace", "ledger")
+"""Studies of one training step, which need what it needs."""
 
 _SHAPE = (
     *("num_layers", "d_model", "num_heads", "num_kv_heads", "head_width", "d_ffn", "vocab_size"),
@@ -13,32 +22,38 @@ _SHAPE = (
 """Fields of a model that its weights depend on."""
 
 
-def mesh_problems(spec: RunSpec) -> list[str]:
-    """Why `spec` cannot be laid over its mesh; empty when it can.
+def mesh_problem(spec: RunSpec) -> str | None:
+    """Why `spec` cannot be laid over its mesh, and the possible mesh that is nearest; None when it can."""
+    problems = mesh_problems(spec)
+    return impossible(spec, problems) if problems else None
 
-    Tensor parallelism splits heads and the feed-forward width, pipeline parallelism layers, data parallelism
-    the batch, context parallelism the sequence (in 2 cp pieces, so that a causal mask loads all ranks alike).
-    Key/value heads are split too, or copied when there are fewer of them than ranks.
-    """
-    model, mesh = spec.model, spec.parallelism
-    found = []
-    if model.num_heads % mesh.tp:
-        found.append(f"tp {mesh.tp} does not divide num_heads {model.num_heads} of {model.name}")
-    elif model.num_kv_heads % mesh.tp and mesh.tp % model.num_kv_heads:
-        found.append(
-            f"tp {mesh.tp} and num_kv_heads {model.num_kv_heads} of {model.name}: neither divides the other"
-        )
-    if model.d_ffn % mesh.tp:
-        found.append(f"tp {mesh.tp} does not divide d_ffn {model.d_ffn} of {model.name}")
-    if model.num_layers % mesh.pp:
-        found.append(f"pp {mesh.pp} does not divide num_layers {model.num_layers} of {model.name}")
-    if spec.batch_size % mesh.dp:
-        found.append(f"dp {mesh.dp} does not divide batch_size {spec.batch_size}")
-    if mesh.cp > 1 and spec.seq_len % (2 * mesh.cp):
-        found.append(f"cp {mesh.cp}: seq_len {spec.seq_len} is no multiple of {2 * mesh.cp} (twice cp)")
-    if mesh.ep > 1:
-        found.append(f"ep {mesh.ep}: {model.name} has no experts to share out")
-    return found
+
+def impossible(spec: RunSpec, problems: Sequence[str]) -> str:
+    """The message for a mesh with these problems."""
+    ranks = spec.parallelism.ranks or spec.parallelism.num_ranks
+    nearest = nearest_mesh(spec, ranks)
+    of = "one rank" if ranks == 1 else f"{ranks} ranks"
+    way_out = f"no mesh of {of} is possible" if nearest is None else f"nearest of {of}: {mesh_text(nearest)}"
+    return f"impossible mesh: {'; '.join(problems)}; {way_out}"
+
+
+def batch_problem(spec: RunSpec) -> str | None:
+    """Why the batch cannot be cut into equal micro-steps, or None."""
+    if spec.batch_size % spec.accumulation == 0:
+        return None
+    return f"accumulation {spec.accumulation} does not divide batch_size {spec.batch_size}"
+
+
+def mixture_problem(spec: RunSpec) -> str | None:
+    """Why a mixture of experts cannot have what is asked for: of dense feed-forwards, or None."""
+    name, precision = spec.model.name, spec.precision
+    if spec.model.moe is None:
+        return None
+    if precision.recipe is not None:
+        return f"{name} has experts, fused weights without the linears whose operands precision {precision.name} casts"
+    if spec.ageing.kind != "none":
+        return f"{name} has experts; ageing puts outliers into dense feed-forwards"
+    return None
 
 
 def start_problem(spec: RunSpec, base: RunSpec) -> str | None:
@@ -60,6 +75,12 @@ def study_problem(spec: RunSpec) -> tuple[str, str] | None:
         return "format", "task formats needs a format, such as e4m3 (suite list formats)"
     if spec.task == "tensors" and not spec.cast:
         return "cast", "task tensors needs a cast, such as e4m3:current"
+    if spec.task in ONE_STEP_STUDIES and spec.model == NO_MODEL:
+        return "model", f"task {spec.task} needs a model"
+    if spec.task in ONE_STEP_STUDIES and spec.precision == NO_PRECISION:
+        return "precision", f"task {spec.task} needs a precision"
+    if spec.task == "pipeline" and spec.parallelism.pp == 1:
+        return "parallelism", "task pipeline needs a parallelism with pp of at least 2"
     if spec.task == "gemm" and (wrong := unfit(spec.gemm)):
         return "gemm", wrong
     if spec.task == "accumulation":

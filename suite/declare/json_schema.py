@@ -66,6 +66,7 @@ def case_json_schema() -> Schema:
         "start_from": {**own["start_from"], "description": properties["start_from"]["description"]},
         "probes": {**probes, "description": properties["probes"]["description"]},
     }
+    size["properties"]["probes"] = properties["probes"]
     whole = {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "definitions": definitions}
     found: Schema = _draft7(whole)
     return found

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from harness.spec import RunSpec
+from harness.spec import ParallelismSpec, RunSpec
 from harness.spec.tasks import NEEDED_FOR_TRAINING, TRAINING_TASKS
 from suite.declare.errors import CaseError, Place, Problem, offer, problem, shown
 from suite.declare.messages import problems_of, unwrap
@@ -156,6 +156,11 @@ def run_spec(whole: Node, unread: Collection[str] = ()) -> RunSpec:
             raise CaseError([problem(tokens.place, message, "suite schema")]) from None
         problems = problems_of(error, whole, RunSpec, "suite schema", unread, needed)
         raise CaseError(problems) from None
+
+
+def mesh_as_written(node: Node) -> ParallelismSpec:
+    """The mesh that the fields say, unchecked: they may contradict each other."""
+    return ParallelismSpec.model_construct(**_numbers(node, ParallelismSpec))
 
 
 def _numbers(node: Node, annotation: Any) -> Any:

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from suite.declare.errors import CaseError, problem, shown
 from suite.declare.messages import problems_of
-from suite.declare.schema import Provenance, Written
+from suite.declare.written import Provenance, Written
 from suite.declare.yaml_loader import read_yaml
 from suite.paths import cases_dir
 

@@ -12,14 +12,18 @@ from harness.spec import RunSpec, reads
 from suite.declare.checks import check_names
 from suite.declare.errors import CaseError, Place, Problem, offer, problem, shown
 from suite.declare.feasible import (
+    ONE_STEP_STUDIES,
     backend_problem,
-    mesh_problems,
+    batch_problem,
+    impossible,
+    mesh_problem,
+    mixture_problem,
     sequence_problem,
     start_problem,
     study_problem,
 )
 from suite.declare.labels import matches
-from suite.declare.layers import resolve, run_spec
+from suite.declare.layers import mesh_as_written, resolve, run_spec
 from suite.declare.matrix import SIZE_KEYS, Point, points
 from suite.declare.overrides import Override, parse_overrides
 from suite.declare.yaml_loader import Node, Scalar
@@ -149,7 +153,8 @@ def build(
 
 
 def _add(built: Built, spec: RunSpec, base: RunSpec | None, point: Point) -> None:
-    """Add an arm and the base it stands on. A base that is an arm as well keeps its labels."""
+    """Add an arm and the base it stands on. A base that is an arm as well keeps its labels; a case's plain run that
+    `include` writes once more gets those of the entry."""
     depends_on = None
     if base is not None:
         spec = spec.model_copy(update={"start_from": base})
@@ -163,7 +168,7 @@ def _add(built: Built, spec: RunSpec, base: RunSpec | None, point: Point) -> Non
     known = built.runs.get(key)
     if known is None:
         built.runs[key] = PlannedRun(key, spec, point.labels, "arm", depends_on)
-    elif known.role == "base":
+    elif known.role == "base" or not known.labels:
         built.runs[key] = replace(known, labels=point.labels, role="arm")
 
 
@@ -193,26 +198,45 @@ def _spec(layers: list[Node], place: Place, built: Built) -> RunSpec | None:
     try:
         spec = run_spec(whole, ("*",) if built.incomplete else tuple(wrong))
     except CaseError as error:
-        built.problems += error.problems
+        built.problems += _with_nearest(whole, error.problems)
         return None
     if not spec.is_training:
         lacking = None if problems or built.incomplete else study_problem(spec)
         if lacking is not None:
             field, message = lacking
             built.problems.append(problem((whole.get(field) or whole).place, message))
-        return None if problems or lacking else spec
-    mesh = whole.get("parallelism") or whole
-    found = [
-        problem(mesh.place, f"impossible mesh: {text}", "suite list parallelisms")
-        for text in mesh_problems(spec)
-    ]
-    too_long = sequence_problem(spec)
-    if too_long:
-        found.append(problem((whole.get("seq_len") or whole).place, too_long))
-    if not_here := backend_problem(spec):
-        found.append(problem((whole.get("precision") or whole).place, not_here, "suite list precisions"))
+            return None
+        if spec.task not in (*ONE_STEP_STUDIES, "pipeline"):
+            return None if problems else spec
+    found = []
+    if misfit := mesh_problem(spec):
+        mesh = whole.get("parallelism") or whole
+        found.append(problem(mesh.place, misfit, "suite list parallelisms"))
+    checks = (
+        ("seq_len", sequence_problem(spec) if spec.task != "pipeline" else None, ""),
+        ("accumulation", batch_problem(spec), ""),
+        ("precision", backend_problem(spec), "suite list precisions"),
+        ("model", mixture_problem(spec), "suite list models"),
+    )
+    for key, told, see in checks:
+        if told:
+            found.append(problem((whole.get(key) or whole).place, told, see))
     built.problems += found
     return None if problems or found else spec
+
+
+def _with_nearest(whole: Node, problems: list[Problem]) -> list[Problem]:
+    """The problems; where all that is wrong is a mesh that contradicts itself, with the nearest possible one."""
+    mesh = whole.get("parallelism")
+    start = "parallelism: "
+    if mesh is None or not all(each.message.startswith(start) for each in problems):
+        return problems
+    others = Node({key: node for key, node in whole.entries.items() if key != "parallelism"}, whole.place)
+    if any(mesh.place != Place(each.file, each.line, each.column) for each in problems):
+        return problems  # a single field of it is wrong, and that is said
+    spec = run_spec(others).model_copy(update={"parallelism": mesh_as_written(mesh)})
+    message = impossible(spec, [each.message.removeprefix(start) for each in problems])
+    return [problem(mesh.place, message, "suite list parallelisms")]
 
 
 def _only_what_is_read(whole: Node, built: Built) -> Node:

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF012 - pydantic copies a field's default
 """The shape of a case file: its keys, its claims and the rule that decides each of them.
 
 What stands in `base`, `sizes` and `matrix` is written over the fields of a run and checked there; everything
@@ -11,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from suite.declare.quantities import parse_quantity
+from suite.declare.written import Provenance, Written
 
-Provenance = Literal["read", "secondary", "recalled", "derived"]
 RULES = ("above", "below", "at_least", "at_most", "within", "non_inferior_within")
 
 
@@ -28,12 +29,6 @@ def _as_list(value: Any) -> Any:
 
 Number = Annotated[float, BeforeValidator(_number, json_schema_input_type=float | str)]
 Names = Annotated[list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
-
-
-class Written(BaseModel):
-    """Base of what is written in files: immutable, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Expect(Written):
@@ -94,6 +89,9 @@ class Claim(Written):
     """Labels of the runs that the claim is about; a list matches any of its members."""
     against: dict[str, Any] | None = None
     """Labels of the runs it is compared with, paired by all labels not named."""
+    fit: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Terms, such as `batch_size * seq_len^2`, of fields of the runs: judged is the first one's coefficient when all of
+    them are fitted to the runs of `of` by least squares. `1` is the constant term."""
     needs: Literal["native"] | None = None
     """native: emulated numbers cannot decide this claim (speed)."""
     expect: Expect

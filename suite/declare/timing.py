@@ -20,10 +20,11 @@ from pydantic import ValidationError
 from harness.data.vocabulary import vocab_size
 from harness.launch.base import python_command, worker_environment
 from harness.ledger.flops import run_flops, train_flops_per_token
-from harness.ledger.memory import predict_memory
-from harness.spec import DataSpec, RunSpec
+from harness.ledger.predict import predict_step
+from harness.spec import DataSpec, ParallelismSpec, RunSpec
 from results.environment import describe_environment
 from suite.declare.plan import nvidia_visible
+from suite.execute.resources import usable_cores, visible_gpus
 
 if TYPE_CHECKING:
     from results.records import RunRow
@@ -35,6 +36,10 @@ MAX_STEP_FLOPS = 2e11
 GEMM_SHARE = 0.5
 """Assumed share of the rate of matrix products that training reaches. At 60M parameters on one core it was
 three quarters in FP32, a quarter in BF16 with matrix units: such times are right within a factor of two."""
+GROUP_START_S = 5.0
+"""Assumed: starting a group of ranks and its rendezvous, and loading what they communicate with."""
+MOST_RANKS = 32
+"""More ranks are left to a cluster: neither their time nor their claims are for one machine."""
 TIMEOUT_S = 120
 
 
@@ -62,11 +67,11 @@ class PaceBook:
         key = shape_of(spec).key
         if spec.device == "cuda" and not nvidia_visible():
             return "no NVIDIA device here to time it on"
-        if spec.parallelism.num_ranks > 1:
-            return f"{spec.parallelism.num_ranks} ranks cannot be timed by one"
         if key in self._measured:
             step_s, count = self._measured[key]
             return Pace(step_s, 0.0, f"{count} earlier run{'s' if count > 1 else ''} of this shape here")
+        if spec.num_ranks > 1:
+            return self._of_ranks(spec)
         if key in self._calibrated:
             entry = self._calibrated[key]
             return Pace(entry["step_s"], entry["setup_s"], f"{CALIBRATION_STEPS} timed steps")
@@ -78,6 +83,23 @@ class PaceBook:
         casts = ", emulated casts not counted" if spec.precision.recipe is not None else ""
         source = f"{GEMM_SHARE:.0%} of this machine's matrix-product rate{casts}"
         return Pace(flops / (GEMM_SHARE * rate), 0.0, source)
+
+    def _of_ranks(self, spec: RunSpec) -> Pace | str:
+        """Of a group, from one process's steps. A small model's step is the time of its operators, which every rank
+        has to start, so ranks beyond the cores stretch it; a large one's is arithmetic, which they share."""
+        workers = visible_gpus() if spec.device == "cuda" else usable_cores()
+        ranks = spec.num_ranks
+        if ranks > (workers if spec.device == "cuda" else MOST_RANKS):
+            return f"{ranks} ranks are too many for this machine"
+        alone = self.pace(one_process(spec))
+        if isinstance(alone, str):
+            return alone
+        factor = max(1.0, ranks / workers) if _can_be_tried(spec) else 1.0 / min(ranks, workers)
+        where = "GPUs" if spec.device == "cuda" else f"core{'s' if workers > 1 else ''}"
+        source = (
+            f"{alone.source} of one process, {ranks} ranks on {workers} {where}, communication not counted"
+        )
+        return Pace(alone.step_s * factor, alone.setup_s + GROUP_START_S, source)
 
     def study_seconds(self, spec: RunSpec) -> tuple[float | None, str]:
         """Seconds of a run that does not train, and where they are from. Nothing is tried out for it."""
@@ -95,7 +117,8 @@ class PaceBook:
         unknown: dict[str, RunSpec] = {}
         for spec in specs:
             if self.pace(spec) == "not calibrated":
-                unknown.setdefault(shape_of(spec).key, spec)
+                alone = one_process(spec)
+                unknown.setdefault(shape_of(alone).key, alone)
         if not unknown:
             return
         small = {key: shape_of(spec) for key, spec in unknown.items() if _can_be_tried(spec)}
@@ -135,6 +158,11 @@ class PaceBook:
         temporary.replace(self._file)
 
 
+def one_process(spec: RunSpec) -> RunSpec:
+    """The same run without a mesh."""
+    return spec.model_copy(update={"parallelism": ParallelismSpec(name="single")})
+
+
 def shape_of(spec: RunSpec) -> RunSpec:
     """A short run whose steps cost what those of `spec` do: same model, formats, batch and threads."""
     model = spec.model.model_copy(
@@ -149,6 +177,8 @@ def shape_of(spec: RunSpec) -> RunSpec:
         tokens=CALIBRATION_STEPS * spec.batch_size * spec.seq_len,
         batch_size=spec.batch_size,
         seq_len=spec.seq_len,
+        accumulation=spec.accumulation,
+        recompute=spec.recompute,
         val_tokens=0,
         threads=spec.threads,
         device=spec.device,
@@ -162,14 +192,15 @@ def run_seconds(spec: RunSpec, pace: Pace) -> float:
     return pace.setup_s + pace.step_s * run_flops(spec, vocab) / step_flops
 
 
-def wall_seconds(runs: Sequence[tuple[str, str | None, float]], jobs: int) -> float:
-    """Wall time of (key, key it depends on, seconds) on `jobs` workers, in order, bases before their arms."""
+def wall_seconds(runs: Sequence[tuple[str, str | None, float, int]], jobs: int) -> float:
+    """Wall time of (key, key it depends on, seconds, slots it takes) in `jobs` slots, in order, bases before their
+    arms."""
     free = [0.0] * jobs
     ended: dict[str, float] = {}
-    for key, depends_on, seconds in runs:
+    for key, depends_on, seconds, slots in runs:
         free.sort()
-        ended[key] = max(free[0], ended.get(depends_on or "", 0.0)) + seconds
-        free[0] = ended[key]
+        ended[key] = max(free[slots - 1], ended.get(depends_on or "", 0.0)) + seconds
+        free[:slots] = [ended[key]] * slots
     return max(free)
 
 
@@ -177,7 +208,7 @@ def _can_be_tried(spec: RunSpec) -> bool:
     vocab = vocab_size(spec.data.tokenizer)
     flops = spec.batch_size * spec.seq_len * train_flops_per_token(spec.model, spec.seq_len, vocab)
     memory = describe_environment()["memory_bytes"]
-    fits = memory is None or predict_memory(spec, vocab).total < memory / 4
+    fits = memory is None or predict_step(spec, vocab).total < memory / 4
     return fits and (spec.device == "cuda" or flops < MAX_STEP_FLOPS)
 
 

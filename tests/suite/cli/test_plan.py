@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.ledger.predict import predict_ranks
 from results.database import NoDatabase
 from results.environment import describe_environment
 from results.journal import JournalWriter
@@ -194,11 +195,110 @@ def test_calibration_times_real_steps(case, tmp_path):
     assert PaceBook(tmp_path / "new", None).pace(specs[0]) == paces[0]
 
 
+RANKS = """\
+question: Do ranks train as one process?
+base: {model: llama-0.8m, precision: fp32, tokens: 8k, seq_len: 64, val_tokens: 0}
+matrix:
+  parallelism: [single, zero3-2, pp-2, zero3-64]
+claims:
+  - id: two
+    measure: final_loss
+    of: {parallelism: zero3-2}
+    expect: {below: 9}
+  - {id: many, measure: final_loss, of: {parallelism: zero3-64}, expect: {below: 9}}
+exclude: []
+include:
+  - {task: step, parallelism: zero3-2}
+  - {task: trace, parallelism: zero3-64}
+  - {task: ledger, parallelism: zero3-64}
+  - {task: pipeline, parallelism: pp-4}
+"""
+
+
+@pytest.fixture
+def of_ranks(tmp_path: Path) -> Path:
+    """A case of several meshes, in a folder whose calibration is known: 10 ms a step of one process."""
+    path = tmp_path / "ranks.yaml"
+    path.write_text(RANKS.replace("exclude: []\n", "").replace("seq_len: 64", "seq_len: 64, batch_size: 64"))
+    (tmp_path / "out").mkdir()
+    alone = next(run for run in expand(load_case(path)).runs if run.labels["parallelism"] == "single")
+    content = {
+        "machine": describe_environment()["machine"],
+        "runs": {shape_of(alone.spec).key: {"step_s": 0.01, "setup_s": 0.5}},
+        "gemm_flops_per_s": {"fp32": 1e11},
+    }
+    (tmp_path / "out" / "calibration.json").write_text(json.dumps(content))
+    return path
+
+
+def test_a_plan_of_ranks(capsys, monkeypatch, of_ranks):
+    monkeypatch.setattr("suite.declare.timing.usable_cores", lambda: 1)
+    shown = as_json(capsys, plan, of_ranks, out=of_ranks.parent / "out", jobs=2, trace=False)
+    runs = {(run["task"], run["labels"]["parallelism"]): run for run in shown["runs"]}
+    single, zero = runs["pretrain", "single"], runs["pretrain", "zero3-2"]
+    assert (single["num_ranks"], zero["num_ranks"], runs["trace", "zero3-64"]["num_ranks"]) == (1, 2, 64)
+    assert single["comm_bytes"] == 0 < zero["comm_bytes"]
+    assert zero["bytes"]["weights"] == single["bytes"]["weights"] // 2
+    assert zero["bytes"] == runs["step", "zero3-2"]["bytes"]
+    assert single["seconds"] == pytest.approx(0.5 + 2 * 0.01)
+    assert zero["seconds"] == pytest.approx(0.5 + 5 + 2 * 0.02)  # two ranks on one core
+    assert "2 ranks on 1 core, communication not counted" in zero["seconds_source"]
+    assert runs["pretrain", "zero3-64"]["seconds"] is None
+    assert runs["pretrain", "pp-2"]["idle_share"] == pytest.approx(1 / 5)
+    assert runs["pipeline", "pp-4"]["idle_share"] == pytest.approx(3 / 11)
+    assert runs["pipeline", "pp-4"]["bytes"] is None and runs["step", "zero3-2"]["flops"] is None
+    two, many = shown["claims"]
+    assert "2 seeds" in two["reason"]
+    assert "64 ranks" in many["reason"] and not many["decidable"]
+
+
+def test_traced_peaks_stand_beside_the_formula_s(capsys, monkeypatch, of_ranks):
+    asked = []
+
+    def trace(spec, folder=None, timeout_s=0.0):
+        asked.append((spec.parallelism.name, spec.seed))
+        return tuple(predict_ranks(spec, 272))
+
+    monkeypatch.setattr("suite.tracing.trace", trace)
+    out = of_ranks.parent / "out"
+    shown = as_json(capsys, plan, of_ranks, out=out)
+    runs = {(run["task"], run["labels"]["parallelism"]): run for run in shown["runs"]}
+    assert {name for name, _ in asked} == {"zero3-2", "pp-2", "zero3-64"}  # one process is not traced unasked
+    assert len(asked) == 3  # a step, its training run and its formula are one question
+    assert runs["pretrain", "single"]["traced_bytes"] is None
+    assert runs["step", "zero3-2"]["traced_bytes"] == runs["pretrain", "zero3-2"]["bytes"]["total"]
+    plan(str(of_ranks), out=out)
+    text = capsys.readouterr()
+    for words in ("ranks", "traced peak", "exchanged a step", "idle", "20.0%"):
+        assert words in text.out, words
+    assert "tracing a step, 1 of 3" in text.err
+    plan(str(of_ranks), out=out, trace=True)
+    assert "single" in {name for name, _ in asked}
+    capsys.readouterr()
+    monkeypatch.setattr("suite.tracing.MOST_UNASKED", 1)
+    plan(str(of_ranks), out=out)
+    assert "kinds of run not traced; `suite plan --trace` does it" in capsys.readouterr().err
+
+
+def test_a_refused_run_is_told_and_not_timed(capsys, case, out):
+    shown = as_json(capsys, plan, case, size="laptop", out=out, set_=["parallelism={cp: 2}"], trace=False)
+    fp8 = shown["runs"][3]
+    assert (fp8["status"], fp8["seconds"]) == ("refused", None)
+    assert "casts of precision fp8-delayed" in fp8["seconds_source"]
+    assert "this suite does not train its runs" in shown["claims"][0]["reason"]
+
+
 def test_wall_time_waits_for_bases():
-    runs = [("base", None, 10.0), ("a", "base", 2.0), ("b", "base", 2.0), ("c", None, 1.0)]
+    runs = [("base", None, 10.0, 1), ("a", "base", 2.0, 1), ("b", "base", 2.0, 1), ("c", None, 1.0, 1)]
     assert wall_seconds(runs, 2) == 13.0
     assert wall_seconds(runs, 1) == 15.0
     assert wall_seconds([], 2) == 0.0
+
+
+def test_wall_time_of_runs_that_take_a_slot_a_rank():
+    runs = [("a", None, 3.0, 1), ("b", None, 2.0, 2), ("c", None, 1.0, 1)]
+    assert wall_seconds(runs, 2) == 6.0
+    assert wall_seconds(runs, 4) == 3.0
 
 
 def test_claims_judges_what_there_is(capsys, case, out):

@@ -73,6 +73,47 @@ def test_precisions() -> None:
         assert found[name].compute == "bf16" and found[name].fidelity == "emulated"
 
 
+def test_parallelisms() -> None:
+    found, texts = presets("parallelisms"), preset_texts("parallelisms")
+    assert set(found) >= {
+        *(
+            "single",
+            "ddp-2",
+            "ddp-4",
+            "zero1-2",
+            "zero2-2",
+            "zero3-2",
+            "zero1-4",
+            "zero2-4",
+            "zero3-4",
+            "hsdp-2x2",
+        ),
+        *("tp-2", "tp-4", "tp-2-sp", "tp-4-sp", "pp-2", "pp-4", "cp-2", "cp-4", "ep-2", "ep-4"),
+        *("dp2-tp2", "zero3-2-tp2", "zero3-2-pp2", "zero3-2-cp2", "dp2-ep2", "dp2-pp2-tp2"),
+    }
+    assert {text.about["source"] for text in texts.values() if "source" in text.about} <= set(papers())
+    assert (found["hsdp-2x2"].num_ranks, found["hsdp-2x2"].replicas, found["dp2-pp2-tp2"].num_ranks) == (
+        4,
+        2,
+        8,
+    )
+
+
+def test_bytes_a_parameter_of_the_precisions() -> None:
+    """Weight, gradient, two moments and the FP32 copy, as each preset's description says."""
+    from harness.ledger.parameters import num_parameters
+    from harness.ledger.states import states
+    from harness.spec import OptimizerSpec, RunSpec
+
+    model = presets("models")["llama2-7b"]
+    count = num_parameters(model).total
+    wanted = {"fp32": 16, "bf16": 16, "bf16-pure": 8, "bf16-fp32-moments": 12, "bf16-master": 16}
+    for name, each in {**wanted, "bf16-main-gradients": 18, "fp64": 32}.items():
+        precision = presets("precisions")[name]
+        spec = RunSpec(task="ledger", model=model, precision=precision, optimizer=OptimizerSpec())
+        assert states(spec).total / count == pytest.approx(each, rel=1e-6), name
+
+
 def test_every_number_of_a_paper_says_how_it_was_obtained() -> None:
     found = papers()
     assert next(iter(found)) == "fishman2024"
