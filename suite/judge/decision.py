@@ -129,6 +129,18 @@ def _decide_exact(rule: Rule, effects: Sequence[float]) -> Decision:
     )
 
 
+def decide_worst(rule: Rule, effects: Sequence[float]) -> Decision:
+    """The verdict of `rule` over the largest differences of the seeds: the largest of them all must satisfy it."""
+    if not effects:
+        return Decision("not run", None, None, 0, 0, None, "no pair of finished runs")
+    worst = max(effects)
+    word: Word = "reproduced" if rule.admits(worst) else "differs"
+    because = "the largest of all differences, so every pair of runs keeps the bound"
+    if word == "differs":
+        because = "the largest of all differences, and one beyond the bound decides"
+    return Decision(word, worst, None, len(effects), 0, None, because)
+
+
 def _decide_finite(rule: Rule, interval: Interval) -> tuple[Word, str, int | None]:
     low, high = interval.low, interval.high
     if not interval.bounded:

@@ -14,10 +14,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from harness.precision.backends.requirements import native_requirements
-from harness.spec.tasks import EMULATED_STUDIES
-from suite.judge.decision import Rule, decide, make_rule
+from harness.spec.tasks import EMULATED_STUDIES, EXACT_STUDIES
+from suite.judge.decision import Decision, Rule, decide, decide_worst, make_rule
+from suite.judge.fits import TermError, coefficients_by_seed, read_terms
 from suite.judge.measures import Measure, UnknownMeasureError, find_measure
-from suite.judge.pairing import Unit, make_units, pair_by_seed, value_of_run
+from suite.judge.pairing import Pair, Unit, make_units, pair_by_seed, unpaired_labels, value_of_run
 from suite.judge.reasons import (
     arm_name,
     averaging_notes,
@@ -29,6 +30,7 @@ from suite.judge.reasons import (
     summary,
 )
 from suite.judge.verdict import Verdict
+from suite.judge.worst import by_place, worst_pairs
 
 if TYPE_CHECKING:
     from harness.spec import Fidelity, RunSpec
@@ -103,7 +105,7 @@ def blocker(claim: Claim, plan: Plan) -> str | None:
             if measure.comparison
             else f"the claim has an `against`, so its measure must be {name}_gap or {name}_ratio"
         )
-    if reason := _bad_bound(claim, measure):
+    if reason := _bad_bound(claim, measure) or _bad_fit(claim, measure):
         return reason
     for side, where in (("of", claim.of), ("against", claim.against)):
         if where is not None and not plan.select(where):
@@ -118,6 +120,9 @@ def blocker(claim: Claim, plan: Plan) -> str | None:
 def _bad_bound(claim: Claim, measure: Measure) -> str | None:
     """Why the claim's rule has no meaning for its measure, or None."""
     name, value = expectation(claim)
+    if measure.is_worst:
+        is_bound = name in ("at_most", "below")
+        return None if is_bound else f"{claim.measure} is a largest difference; its rule is at_most or below"
     if name == "non_inferior_within":
         if not measure.comparison:
             return f"non_inferior_within compares runs; the measure must be {measure.name}_gap or _ratio"
@@ -126,6 +131,25 @@ def _bad_bound(claim: Claim, measure: Measure) -> str | None:
     elif measure.comparison == "ratio" and min(value if isinstance(value, list | tuple) else [value]) <= 0:
         return f"the bound of a ratio must be above 0 (got {value})"
     return None
+
+
+def _bad_fit(claim: Claim, measure: Measure) -> str | None:
+    """Why the claim's `fit` has no meaning, or None."""
+    if claim.fit is None:
+        return None
+    if measure.comparison:
+        return f"a fit is of single runs, and {claim.measure} compares two"
+    try:
+        read_terms(claim.fit)
+    except TermError as error:
+        return f"fit: {error}"
+    return None
+
+
+def is_exact(measure: Measure, runs: Iterable[PlannedRun]) -> bool:
+    """Whether one run decides: a fact by itself, or a count of a study that counts and does not sample."""
+    counted = measure.statistic.metric in ("peak_bytes", "live_bytes")
+    return measure.is_exact or (counted and all(run.spec.task in EXACT_STUDIES for run in runs))
 
 
 def _why_native(claim: Claim, measure: Measure) -> str | None:
@@ -151,7 +175,7 @@ def judge_claim(plan: Plan, claim: Claim, evidence: Evidence) -> Verdict:
         return replace(verdict, reason=sentence(reason))
     measure = find_measure(claim.measure)
     against = None if claim.against is None else plan.select(claim.against)
-    units, single = make_units(plan.select(claim.of), against, {**claim.of, **(claim.against or {})})
+    units, single = make_units(plan.select(claim.of), against, unpaired_labels(claim))
     runs = _unique(run for unit in units for run in unit.runs)
     stored = [run for run in runs if run.key in evidence.rows]
     verdict = replace(
@@ -171,22 +195,8 @@ def judge_claim(plan: Plan, claim: Claim, evidence: Evidence) -> Verdict:
     if mixed := _mixed_environments(units, evidence):
         return replace(verdict, verdict="not comparable", reason=mixed)
 
-    values = {}
-    for run in stored:
-        points = evidence.points(measure.statistic.metric, run.key)
-        value = value_of_run(measure, evidence.rows[run.key].status, points, run.spec.num_steps)
-        if value is not None:
-            values[run.key] = value
-    pairs = pair_by_seed(units, values, measure.comparison)
-    decision = decide(_rule(claim, measure), [pair.effect for pair in pairs], exact=measure.is_exact)
-    if not pairs and all(run.key in values for run in runs):
-        decision = replace(decision, word="inconclusive", because="every pair's effect is undefined")
-    notes = [
-        *divergence_notes(pairs, runs, evidence.rows),
-        *missing_notes(units, pairs, runs, values, evidence.rows, measure),
-        *averaging_notes(units),
-        *base_notes(runs),
-    ]
+    pairs, decision, notes = _weigh(claim, measure, units, stored, evidence)
+    notes += base_notes(runs)
     if single:
         notes.append(
             "1 run has no partner and is left out"
@@ -211,6 +221,54 @@ def judge_claim(plan: Plan, claim: Claim, evidence: Evidence) -> Verdict:
             for part in (summary(claim, measure, decision), *(note[:1].upper() + note[1:] for note in notes))
         ),
     )
+
+
+def _weigh(
+    claim: Claim, measure: Measure, units: Sequence[Unit], stored: Sequence[PlannedRun], evidence: Evidence
+) -> tuple[list[Pair], Decision, list[str]]:
+    """The pairs with their effects, what the rule says of them, and what is to be said beside it."""
+    runs = _unique(run for unit in units for run in unit.runs)
+    rule, metric = _rule(claim, measure), measure.statistic.metric
+    compared_with = {run.key for unit in units for run in unit.against}
+    read_as = {run.key: measure.of_against if run.key in compared_with else measure for run in stored}
+    if measure.is_worst:
+        curves, compared = (
+            {
+                run.key: by_place(points)
+                for run in stored
+                if evidence.rows[run.key].status in ("ok", "diverged")
+                and (points := side.chosen(evidence.points(metric, run.key)))
+            }
+            for side in (measure, measure.of_against)
+        )
+        pairs, where = worst_pairs(units, curves, compared, measure.comparison)
+        known = curves | {key: compared[key] for key in compared_with if key in compared}
+        notes = missing_notes(units, pairs, runs, known, evidence.rows, measure)
+        return (
+            pairs,
+            decide_worst(rule, [pair.effect for pair in pairs]),
+            [*([where] if where else []), *notes],
+        )
+    values = {}
+    for run in stored:
+        points = evidence.points(metric, run.key)
+        value = value_of_run(read_as[run.key], evidence.rows[run.key].status, points, run.spec.num_steps)
+        if value is not None:
+            values[run.key] = value
+    if claim.fit is not None:
+        pairs, fitted = coefficients_by_seed(units, values, read_terms(claim.fit))
+        notes = [*fitted, *missing_notes(units, pairs, runs, values, evidence.rows, measure)]
+        return pairs, decide(rule, [pair.effect for pair in pairs], exact=is_exact(measure, runs)), notes
+    pairs = pair_by_seed(units, values, measure.comparison)
+    decision = decide(rule, [pair.effect for pair in pairs], exact=is_exact(measure, runs))
+    if not pairs and all(run.key in values for run in runs):
+        decision = replace(decision, word="inconclusive", because="every pair's effect is undefined")
+    notes = [
+        *divergence_notes(pairs, runs, evidence.rows),
+        *missing_notes(units, pairs, runs, values, evidence.rows, measure),
+        *averaging_notes(units),
+    ]
+    return pairs, decision, notes
 
 
 def _rule(claim: Claim, measure: Measure) -> Rule:

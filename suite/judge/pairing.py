@@ -1,7 +1,7 @@
 """Which runs a claim sets side by side, and which of those pairs are fit to be compared.
 
-`of` and `against` runs are partners when every label that neither selector names is equal, the seed among
-them. Seeds are the replication unit: where a selector leaves another axis open (three ageing values, say),
+`of` and `against` runs are partners when every label is equal that neither selector names, or both name alike, the
+seed among them. Seeds are the replication unit: where a selector leaves another axis open (three ageing values, say),
 the effects of one seed are averaged over it first, so that three seeds never look like nine independent
 pairs.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from suite.judge.measures import Measure
 
 if TYPE_CHECKING:
-    from suite.declare import PlannedRun
+    from suite.declare import Claim, PlannedRun
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,15 @@ class Pair:
     against_keys: list[str] = field(default_factory=list)
 
 
+def unpaired_labels(claim: Claim) -> set[str]:
+    """Labels that `of` and `against` name, but not alike: those that they are compared along."""
+    against = claim.against
+    if against is None:
+        return set(claim.of)
+    named = claim.of.keys() | against.keys()
+    return {label for label in named if label not in claim.of or claim.of[label] != against.get(label)}
+
+
 def make_units(
     of: Iterable[PlannedRun],
     against: Iterable[PlannedRun] | None,
@@ -54,7 +63,7 @@ def make_units(
 ) -> tuple[list[Unit], list[PlannedRun]]:
     """Units in order of seed, and the runs of either side that have no partner.
 
-    `named` are the labels that `of` or `against` fix; `against` is None for a claim about single runs.
+    `named` are the labels that do not pair (`unpaired_labels`); `against` is None for a claim about single runs.
     """
     ignored = {*named, "seed"}
     sides: dict[tuple[int, tuple[tuple[str, Any], ...]], tuple[list[PlannedRun], list[PlannedRun]]] = (

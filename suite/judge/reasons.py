@@ -62,7 +62,8 @@ def _bound_text(name: str, bound: Any, unit: str) -> str:
     if name == "within" and bound[0] == bound[1]:
         return f"exactly {format_effect(bound[0], unit, EXACT_DIGITS)}"
     if name == "within":
-        return f"within {bound[0]:g} to {format_effect(bound[1], unit, EXACT_DIGITS)}"
+        low = f"{bound[0]:,.0f}" if unit == "bytes" and abs(bound[0]) >= 1e5 else f"{bound[0]:g}"
+        return f"within {low} to {format_effect(bound[1], unit, EXACT_DIGITS)}"
     words = {"non_inferior_within": "non-inferior within", "at_least": "at least", "at_most": "at most"}
     return f"{words.get(name, name)} {format_effect(bound, unit, EXACT_DIGITS)}"
 
@@ -85,7 +86,7 @@ def missing_notes(
     units: Sequence[Unit],
     pairs: Sequence[Pair],
     runs: Sequence[PlannedRun],
-    values: Mapping[str, float],
+    values: Mapping[str, object],
     rows: Mapping[str, RunRow],
     measure: Measure,
 ) -> list[str]:
@@ -101,7 +102,7 @@ def missing_notes(
         if row is None:
             causes.append(f"{arm_name(run)} has not run")
         elif row.status == "ok":
-            causes.append(f"{arm_name(run)} recorded no {measure.statistic.metric}")
+            causes.append(f"{arm_name(run)} recorded no {recorded_as(measure)}")
         else:
             causes.append(f"{arm_name(run)} is {row.status}" + (f" ({row.reason})" if row.reason else ""))
     seeds = f"seed{'' if len(left_out) == 1 else 's'} {', '.join(str(seed) for seed in left_out)}"
@@ -110,6 +111,12 @@ def missing_notes(
     ]
     more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
     return [f"{seeds} left out: {'; '.join(causes[:3])}{more}"]
+
+
+def recorded_as(measure: Measure) -> str:
+    """The metric, with the scopes that are read of it where not all are."""
+    scopes = ":".join(filter(None, (measure.scope, measure.against_scope)))
+    return measure.statistic.metric + (f"[{scopes}]" if scopes not in ("", "*") else "")
 
 
 def averaging_notes(units: Sequence[Unit]) -> list[str]:

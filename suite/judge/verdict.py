@@ -102,6 +102,8 @@ def finite_or_none(value: Any) -> Any:
 
 
 def format_effect(value: float, unit: str, digits: int = 3) -> str:
-    """Three significant digits and the unit, as in a table: `0.0831 nats/token`, `12,650 tokens/s`."""
+    """Three significant digits and the unit, as in a table: `0.0831 nats/token`; bytes to the last one."""
+    if unit == "bytes" and value == round(value):
+        return f"{value:,.0f} bytes"
     number = f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.{digits}g}"
     return number if unit in ("", "1", "ratio", "count") else f"{number} {unit}"

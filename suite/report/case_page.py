@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from suite.report import costs, gaps, health, memory, outcomes, projection, setting
+from suite.report import costs, gaps, health, memory, outcomes, projection, reconcile, setting, volumes
 from suite.report.arms import Layout, make_layout
 from suite.report.claims import ClaimView, claim_view
 from suite.report.costs import Note
@@ -51,6 +51,8 @@ class CasePage:
     machines: tuple[str, ...]
     gaps: gaps.Gaps
     memory: memory.Memory
+    reconciled: reconcile.Reconciliation
+    volumes: volumes.Volumes
     health: health.Health
     outcomes: outcomes.Outcomes
     costs: costs.Costs
@@ -101,6 +103,8 @@ def case_page(
         machines=tuple(evidence.machines(layout.keys)),
         gaps=gap_view,
         memory=memory.memory_section(layout, evidence),
+        reconciled=reconcile.reconciliation(plan, evidence),
+        volumes=volumes.volume_section(plan, evidence),
         health=health.health_section(layout, evidence),
         outcomes=outcomes.outcome_section(layout, evidence, losses),
         costs=costs.cost_section(layout, evidence),

@@ -179,11 +179,13 @@ def _unit(measure: Measure | None) -> str:
         return ""
     if measure.comparison == "ratio":
         return "times"
-    return "" if measure.statistic.unit in ("ratio", "1", "count") else measure.statistic.unit
+    return "" if measure.unit in ("ratio", "1", "count") else measure.unit
 
 
 def _effect(effect: float | None, unit: str, measure: Measure | None, digits: int) -> str:
     """The effect in its unit; a plus only where a sign says something, every digit of what is exact."""
+    if effect is not None and measure is not None and measure.is_exact and unit == "times":
+        return f"{given(effect)}×"
     if (
         effect is None
         or measure is None
@@ -203,6 +205,8 @@ def _headline(claim: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 def _compared(claim: Mapping[str, Any]) -> str:
     of = labels_text(claim.get("of") or {})
+    if claim.get("fit"):
+        return f"{of}, for each of {claim['fit'][0]}"
     against = claim.get("against")
     if not against:
         return of

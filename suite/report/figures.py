@@ -21,7 +21,17 @@ from suite.report.evidence import Evidence, Points
 from suite.report.look import Look, looks
 from suite.report.plots import Dot, Line
 from suite.report.svg import swatch
-from suite.report.words import NOTHING, given, interval_text, labels_text, number, plural, slug, unit_text
+from suite.report.words import (
+    NOTHING,
+    byte_text,
+    given,
+    interval_text,
+    labels_text,
+    number,
+    plural,
+    slug,
+    unit_text,
+)
 
 if TYPE_CHECKING:
     from suite.declare import Figure, Plan, PlannedRun, Table
@@ -238,7 +248,9 @@ def _table_view(table: Table, position: int, plan: Plan, evidence: Evidence) -> 
 
 
 def _value(value: float, measure: Measure) -> str:
-    """An exact value without zeros that pad it, any other with four digits."""
+    """Bytes in binary units, an exact value without zeros that pad it, any other with four digits."""
+    if measure.unit == "bytes":
+        return byte_text(value)
     return given(value) if measure.is_exact else number(value, 4)
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from harness.ledger.step import CATEGORIES
 from suite.report.arms import Arm, Layout
 from suite.report.evidence import Evidence
 from suite.report.svg import stacked_bar, swatch
 from suite.report.words import NOTHING, byte_text, join
 
-CATEGORIES = ("weights", "gradients", "optimizer", "activations", "temporary")
 TOTAL, ALLOCATOR = "total", "allocator"
 
 
@@ -39,11 +39,13 @@ class Memory:
 
 
 def memory_section(layout: Layout, evidence: Evidence) -> Memory:
-    """Largest peak of all seeds and conditions per compared arm: memory depends on neither."""
+    """Largest peak of all seeds and conditions per compared arm that trains: memory depends on neither."""
     points = evidence.points(layout.keys, "peak_bytes")
     peaks: dict[Arm, dict[str, float]] = {}
     first: dict[tuple[str, ...], Arm] = {}
     for arm in layout.arms:
+        if not arm.trains:
+            continue  # studies of memory have a table of their own (suite.report.reconcile)
         target = first.setdefault(arm.treatment, arm)
         for key in arm.keys:
             for scope in points.scopes("peak_bytes", key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ _STUDY_CURVES = ("quant_sqnr_db", "quant_clipped_fraction", "quant_flushed_fract
 _INK = Look(0, "", "circle")
 _RATES = ("tokens_per_s", "mfu", "model_flops_per_s", "train_seconds")
 """Of an emulated run these would pass for the format's speed."""
+_RANK = re.compile(r"rank(\d+)(?:\.|$)")
+_BY_RANK = ("peak_bytes", "state_bytes", "saved_bytes", "comm_count", "comm_bytes", "step_flops")
+MAX_RANKS = 8
 _BY_SCOPE = ("peak_bytes", "live_bytes", "probe_ms")
 """Metrics whose scopes are unlike things, so that a mean over them says nothing."""
 
@@ -57,6 +61,17 @@ class Reading:
     num_points: int
     last: str
     mean: str
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """Metrics and scopes down, ranks across."""
+
+    ranks: tuple[int, ...]
+    num_left_out: int
+    """Ranks beyond those shown."""
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    """(metric[scope], one amount a rank)"""
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,8 @@ class RunPage:
     starts_from_has_page: bool
     charts: tuple[Chart, ...]
     readings: tuple[Reading, ...]
+    ranks: RankTable | None
+    """What each rank of a step keeps and sends; None for other runs."""
     cost_of_emulation: tuple[Reading, ...]
     notes: tuple[Note, ...]
     command: str
@@ -114,6 +131,7 @@ def run_page(
         starts_from_has_page=base in keys_with_page,
         charts=tuple(_charts(run, points)),
         readings=readings,
+        ranks=_ranks(points, run.key),
         cost_of_emulation=cost,
         notes=note_section(evidence, [run.key]),
         command=_command(run, row),
@@ -156,7 +174,9 @@ def _what_it_does(run: PlannedRun, row: RunRow) -> list[tuple[str, str]]:
             ("parameters", count_text(row.num_parameters)),
             ("training", f"{count_text(spec.tokens)} tokens in {steps}"),
         ]
-    named = (("task", spec.task), ("format", spec.format), ("cast", spec.cast))
+    of_step = (("model", spec.model), ("precision", spec.precision), ("parallelism", spec.parallelism))
+    read = [(name, part.name) for name, part in of_step if reads(spec.task, name) and part.name != "none"]
+    named = (("task", spec.task), ("format", spec.format), ("cast", spec.cast), *read)
     return [(name, text) for name, text in named if text]
 
 
@@ -237,12 +257,43 @@ def _readings(
         if emulated and name in _RATES:
             continue
         apart = cost if emulated and info.kind == "speed" else results
-        scopes = points.scopes(name, row.key)
+        scopes = {s: c for s, c in points.scopes(name, row.key).items() if not _RANK.match(s)}
         if by_scope or name in _BY_SCOPE:
             apart += [r for scope in sorted(scopes) if (r := _reading(name, {scope: scopes[scope]}, scope))]
         elif reading := _reading(name, scopes, ""):
             apart.append(reading)
     return tuple(results), tuple(cost)
+
+
+def _ranks(points: Points, key: str) -> RankTable | None:
+    """Scopes of single ranks (`rank1.weights`), side by side; None where there are not two of them."""
+    found: dict[str, dict[int, float]] = {}
+    for metric in _BY_RANK:
+        for scope, curve in points.scopes(metric, key).items():
+            if match := _RANK.match(scope):
+                rest = scope[match.end() :].lstrip(".")
+                found.setdefault(f"{metric}[{rest}]" if rest else metric, {})[int(match[1])] = curve[-1][1]
+    ranks = sorted({rank for values in found.values() for rank in values})
+    if len(ranks) < 2:
+        return None
+    shown = ranks[:MAX_RANKS]
+    rows = tuple(
+        (
+            name,
+            tuple(
+                NOTHING if rank not in values else _amount(name.partition("[")[0], values[rank])
+                for rank in shown
+            ),
+        )
+        for name, values in found.items()
+        if any(values.values())
+    )
+    return RankTable(tuple(shown), len(ranks) - len(shown), rows)
+
+
+def _amount(metric: str, value: float) -> str:
+    unit = METRICS[metric].unit
+    return byte_text(value) if unit == "bytes" else f"{value:,.0f}" if unit == "count" else number(value)
 
 
 def _reading(metric: str, scopes: Mapping[str, Curve], scope: str) -> Reading | None:

@@ -115,7 +115,8 @@ def byte_text(value: float | None) -> str:
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             return f"{number(value / scale)}\N{NO-BREAK SPACE}{unit}"
-    return f"{value:.0f}\N{NO-BREAK SPACE}B"
+    text = f"{value:.0f}" if value == round(value) else number(value)
+    return f"{text}\N{NO-BREAK SPACE}B".replace("-", MINUS)
 
 
 def count_text(value: float | None) -> str:
@@ -161,6 +162,7 @@ _NAMES = {
     "mxfp4": "MXFP4",
     "nvfp4": "NVFP4",
 }
+_NAMES |= {"as2b": "as²b", "flops": "FLOPs", "fp64": "FP64", "hsdp": "HSDP", "sgd": "SGD"}
 _NAMES |= {"e4m3": "E4M3", "e5m2": "E5M2", "fp16": "FP16", "pytorch": "PyTorch", "wq": "W_Q"}
 
 
@@ -205,14 +207,15 @@ def labels_text(labels: Mapping[str, Any], separator: str = " · ") -> str:
 def rule_text(rule: Mapping[str, Any], unit: str) -> str:
     """The decision rule of a claim in words, from the one field of its `expect` that is set."""
     suffix = "×" if unit == "times" else unit_text(unit)
+    say = _bytes_given if unit == "bytes" else given
     for name, value in rule.items():
         if value is None:
             continue
         if name == "within":
             low, high = value
             if low == high:
-                return f"exactly {given(low)}{suffix}"
-            return f"between {given(low)} and {given(high)}{suffix}"
+                return f"exactly {say(low)}{suffix}"
+            return f"between {say(low)} and {say(high)}{suffix}"
         words = {
             "above": "above",
             "below": "below",
@@ -221,8 +224,13 @@ def rule_text(rule: Mapping[str, Any], unit: str) -> str:
             "non_inferior_within": "no worse by more than",
         }
         if name in words:
-            return f"{words[name]} {given(value)}{suffix}"
+            return f"{words[name]} {say(value)}{suffix}"
     return "no rule"
+
+
+def _bytes_given(value: float) -> str:
+    """Bytes that somebody wrote: few as written, many in binary units."""
+    return byte_text(value) if abs(value) >= 1024 else f"{given(value)}\N{NO-BREAK SPACE}B"
 
 
 def slug(text: str) -> str:
