@@ -8,6 +8,8 @@
 #            Triton casts against the PyTorch twin, bit for bit
 #   sweep    fp8_throughput: products over shapes and kernels, then whole steps on one GPU, one run at a time
 #   ties     flash_attention_bias on the attention kernels that are there
+#   fit      fit_on_one_gpu: peaks by formula and by trace against the allocator's, GPT and Llama sizes, recomputation,
+#            optimizers; steps one at a time, so that what the device gave away is theirs alone
 # What each step measured is left as Parquet in OUT/published/, with the findings of `native` as JSON beside it. Copy that
 # folder to results/published/ to keep it.
 #   PYTHON   interpreter that holds torch (default: .venv, else python3)
@@ -21,9 +23,9 @@ shift || true
 steps=()
 for step in "${@:-memory}"; do
     case $step in
-        memory | native | sweep | ties) steps+=("$step") ;;
+        memory | native | sweep | ties | fit) steps+=("$step") ;;
         precision) steps+=(native sweep ties) ;;
-        *) echo "unknown step $step; there are memory, native, sweep, ties and precision" >&2 && exit 2 ;;
+        *) echo "unknown step $step; there are memory, native, sweep, ties, fit and precision" >&2 && exit 2 ;;
     esac
 done
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
@@ -98,6 +100,27 @@ sweep_check() {
 }
 
 ties_check() { run_case 150 flash_attention_bias --jobs 1; }
+
+fit_check() {
+    run_case 240 fit_on_one_gpu --jobs 6 --only task=ledger --only task=trace
+    run_case 420 fit_on_one_gpu --jobs 1
+    suite query --out "$out" "
+        WITH peaks AS (
+            SELECT l.labels->>'model' AS model, l.labels->>'precision' AS precision, l.labels->>'optimizer' AS optimizer,
+                   l.labels->>'recompute' AS recompute, l.labels->>'task' AS task, m.scope, max(m.value) AS bytes
+            FROM measurements m JOIN latest_runs l USING (run_id)
+            WHERE m.metric = 'peak_bytes' AND l.case_name = 'fit_on_one_gpu' GROUP BY ALL)
+        SELECT model, precision, optimizer, recompute,
+               max(bytes) FILTER (scope = 'allocator.allocated') AS allocated,
+               max(bytes) FILTER (task = 'step' AND scope = 'total') AS tensors,
+               max(bytes) FILTER (task = 'ledger' AND scope = 'total') / allocated - 1 AS formula_error,
+               max(bytes) FILTER (task = 'trace' AND scope = 'total') / allocated - 1 AS trace_error,
+               max(bytes) FILTER (scope = 'residue.rounding') AS rounding,
+               max(bytes) FILTER (scope = 'residue.fragmentation') AS fragmentation,
+               max(bytes) FILTER (scope = 'residue.library') AS library,
+               max(bytes) FILTER (scope = 'residue.unknown') AS unknown
+        FROM peaks GROUP BY ALL ORDER BY ALL"
+}
 
 suite doctor --out "$out" || true
 for step in "${steps[@]}"; do

@@ -72,3 +72,11 @@ def test_being_stopped_by_the_clock_is_no_failure(tmp_path: Path) -> None:
     slow = 'case "$*" in *run*fp8_throughput*) exec sleep 30;; esac'
     done = run(tmp_path, "sweep", python=slow, BUDGET="6")
     assert done.returncode == 0 and "stopped after" in done.stderr
+
+
+def test_fit_counts_first_and_then_measures_one_step_at_a_time(tmp_path: Path) -> None:
+    assert run(tmp_path, "fit").returncode == 0
+    made = [call for call in calls(tmp_path) if " run fit_on_one_gpu" in call]
+    assert len(made) == 2 and all("--size gpu" in call for call in made)
+    assert "--only task=ledger --only task=trace" in made[0] and "--jobs 1" in made[1]
+    assert any("query" in call for call in calls(tmp_path))
