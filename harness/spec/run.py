@@ -201,6 +201,11 @@ class RunSpec(Frozen):
         return self.parallelism.num_ranks if self.task in MANY_RANKS else 1
 
     @property
+    def shares_cores(self) -> bool:
+        """Several ranks on one CPU: their time is that of cores and loopback shared, and no speed of the scheme."""
+        return self.device == "cpu" and self.num_ranks > 1
+
+    @property
     def num_steps(self) -> int:
         """Training steps; 0 for a study."""
         return -(-self.tokens // (self.batch_size * self.seq_len))

@@ -111,6 +111,8 @@ def blocker(claim: Claim, plan: Plan) -> str | None:
         if where is not None and not plan.select(where):
             chosen = ", ".join(f"{label} {value}" for label, value in where.items())
             return f"size {plan.size} has no run with {chosen} (`{side}`)"
+    if measure.is_speed and (sharing := sum(run.spec.shares_cores for run in _selected(claim, plan))):
+        return f"{_counted(sharing)} ranks that share one CPU, whose time is no speed of the scheme; GPUs would do"
     why = _why_native(claim, measure)
     if why and (lesser := _not_native(_selected(claim, plan))):
         return f"{why}, and {lesser}; {_hardware_for(_selected(claim, plan))}"
@@ -307,6 +309,10 @@ def _mixed_environments(units: Sequence[Unit], evidence: Evidence) -> str | None
 
 def _selected(claim: Claim, plan: Plan) -> list[PlannedRun]:
     return [*plan.select(claim.of), *(plan.select(claim.against) if claim.against is not None else [])]
+
+
+def _counted(number: int) -> str:
+    return "1 run has" if number == 1 else f"{number} runs have"
 
 
 def _not_native(runs: Iterable[PlannedRun]) -> str | None:

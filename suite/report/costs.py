@@ -1,6 +1,6 @@
 """What the numbers cost: native speed, the cost of emulation (never a speed), each probe's price, and notes.
 
-Tokens per second and MFU are shown for native runs alone. An emulated run's step time says what imitating a
+Tokens per second and MFU are shown for native runs alone, and not for ranks that share one CPU. An emulated run's step time says what imitating a
 format costs on this machine; it is shown in a table of its own, under that name.
 """
 
@@ -69,7 +69,7 @@ def cost_section(layout: Layout, evidence: Evidence) -> Costs:
     emulated: list[SpeedRow] = []
     for treatment, arms in groups.items():
         step_ms = steps[treatment]
-        if step_ms is None:
+        if step_ms is None or any(run.spec.shares_cores for arm in arms for run in arm.runs):
             continue
         baseline = next((arm.baseline for arm in arms if arm.baseline), None)
         base_ms = steps.get(baseline.treatment) if baseline else None

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from harness.spec import PrecisionSpec, RecipeSpec, RunSpec
+from harness.spec import ParallelismSpec, PrecisionSpec, RecipeSpec, RunSpec
 from harness.spec.notation import parse_cast
 from suite.declare.plan import PlannedRun
 from suite.judge import blocker, judge
@@ -133,6 +133,23 @@ def test_native_speed_is_judged(world):
         store.finish(run, {"tokens_per_s": 1000.0 + run.spec.seed})
     verdict = only(judge(plan, store))
     assert (verdict.verdict, verdict.fidelity) == ("reproduced", "native")
+
+
+def test_speed_of_ranks_that_share_a_cpu_is_never_judged(world):
+    one = world.claim("throughput", {"above": 500}, of={"precision": "bf16"})
+    plan, store = world.two_arms([0, 0, 0], one)
+    shared = [
+        dataclasses.replace(
+            run, spec=run.spec.model_copy(update={"parallelism": ParallelismSpec(dp=2), "device": "cpu"})
+        )
+        for run in plan.runs
+    ]
+    plan = dataclasses.replace(plan, runs=shared)
+    for run in shared:
+        store.finish(run, {"tokens_per_s": 1000.0 + run.spec.seed})
+    verdict = only(judge(plan, store))
+    assert (verdict.verdict, verdict.effect) == ("not run", None)
+    assert "3 runs have ranks that share one CPU" in verdict.reason
 
 
 def test_needs_native(world):
