@@ -176,13 +176,15 @@ def _run_row(
     ended_at = max((end[2] for end in facts.ends.values()), default=None)
     if bad:
         status, reason, _ = bad[0]
-    elif facts.ends and len(facts.ends) == num_journals:
+    elif facts.ends and len(facts.ends) == max(num_journals, request.get("num_ranks", 1)):
         status, reason, _ = next(iter(facts.ends.values()))
     elif status is None and before.get("status") not in (None, SKIPPED, INTERRUPTED):
         status, reason = before["status"], before["reason"]
     elif status is None:
         status = INTERRUPTED
-        reason = reason or "; ".join(["no journal with an end record", *facts.damage])
+        missing = request.get("num_ranks", 1) - num_journals
+        lost = f"{missing} of {request.get('num_ranks')} ranks' journals are missing" if missing > 0 else ""
+        reason = reason or "; ".join([lost or "no journal with an end record", *facts.damage])
     resume = facts.resume or (None, None)
     columns = request_columns(request)
     return {

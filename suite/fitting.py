@@ -14,13 +14,14 @@ from itertools import product
 from typing import Any
 
 from harness.ledger.predict import predict_ranks
-from harness.ledger.traffic.base import DENSE, group_size
+from harness.ledger.traffic.base import group_size
 from harness.spec import RunSpec
+from harness.spec.parallelism import DENSE
 from suite.declare.feasible import batch_problem
 from suite.declare.meshes import mesh_problems, not_carried_out
 
 RECOMPUTE = ("none", "selective", "full")
-MOST_DOUBLINGS = 10
+MOST_DOUBLINGS = 24
 MOST_SHOWN = 5
 """Combinations that fit, cheapest first."""
 

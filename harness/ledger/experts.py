@@ -77,11 +77,3 @@ def layer_time(pairs: Pairs, t_tok: float, row_bytes: int, beta: float) -> Layer
     sent = [sum(pairs[i]) for i in ranks]
     fullest = max(max(sent[rank], received[rank]) - pairs[rank][rank] for rank in ranks)
     return LayerTime(max(received) * t_tok, 4 * fullest * row_bytes / beta)
-
-
-def rank_load(load: Sequence[float], ranks: int) -> list[float]:
-    """Load of each rank when the experts are dealt out in order, equally many each."""
-    each, more = divmod(len(load), ranks)
-    if more:
-        raise ValueError(f"{ranks} ranks do not share {len(load)} experts evenly")
-    return [sum(load[rank * each : (rank + 1) * each]) for rank in range(ranks)]

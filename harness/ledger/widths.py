@@ -52,7 +52,9 @@ def widths(spec: RunSpec, vocab_size: int | None = None) -> Widths:
     pieces = mesh.data_shards * spec.accumulation * mesh.num_microbatches
     b, s = -(-spec.batch_size // pieces), -(-spec.seq_len // mesh.cp)
     compute, stored = BYTES[precision.compute], BYTES[precision.weights]
-    gathered_narrow = mesh.zero >= 2 and compute < stored  # FSDP2's MixedPrecisionPolicy, in autocast's place
+    # FSDP2's MixedPrecisionPolicy takes autocast's place where it has ranks to shard over and no recipe casts.
+    sharded = mesh.zero >= 2 and mesh.dp * mesh.ep * mesh.cp > 1
+    gathered_narrow = sharded and compute < stored and precision.recipe is None
     stream = compute if gathered_narrow else stored
     wide = max(4, stream)
     width, vocab = model.head_width, vocabulary(model, vocab_size)

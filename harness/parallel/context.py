@@ -23,11 +23,11 @@ FP64, where attention runs in it; the compute dtype on CUDA), and S_g the same w
     all-gather   all_gather to cp · S                    all_gather to cp · S; reduce_scatter from cp · S_g
 
 A rank so sends (cp - 1) S forward and (cp - 1) (S + S_g) backward either way. Recomputation (selective or full) runs
-the forward collectives a second time. PyTorch's own context parallelism makes the same rotations: cp - 1 and 2 (cp -
-1).
+the forward collectives a second time. PyTorch's own (native: harness.parallel.context_native) makes the
+same rotations, cp - 1 and 2 (cp - 1).
 
     from harness.parallel import context
-    context.apply(model, mesh.group("cp"), "ring")
+    context.apply(model, mesh.over("cp"), "ring")
     at = context.local_positions(seq_len, cp, rank)        # model.loss(inputs[:, at], targets[:, at], at)
 """
 
@@ -39,11 +39,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from harness.models.transformer import Transformer
-from harness.parallel import blocks
+from harness.parallel import blocks, context_native
 
-Kind = Literal["ring", "all-gather"]
+Kind = Literal["ring", "all-gather", "native"]
 
 
 def local_positions(tokens: int, size: int, rank: int) -> Tensor:
@@ -55,11 +56,12 @@ def local_positions(tokens: int, size: int, rank: int) -> Tensor:
     return torch.cat((pieces[rank], pieces[2 * size - 1 - rank]))
 
 
-def apply(model: Transformer, group: dist.ProcessGroup, kind: Kind) -> None:
-    """Make the model's attention look at the tokens of all ranks of `group`. It must be given those of
+def apply(model: Transformer, mesh: DeviceMesh, kind: Kind) -> None:
+    """Make the model's attention look at the tokens of all ranks of the 1-D `mesh`. It must be given those of
     `local_positions`, and the positions themselves."""
+    attend = context_native.product(mesh) if kind == "native" else product(mesh.get_group(), kind)
     for attention in model.attentions():
-        attention.product = product(group, kind)
+        attention.product = attend
 
 
 def product(group: dist.ProcessGroup, kind: Kind) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

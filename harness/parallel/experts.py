@@ -4,7 +4,8 @@
 
 Rank i of ep has experts i E / ep ... (i + 1) E / ep - 1 of E. Each rank of ep has sequences of its own, so ep also
 shares out data: dense parameters are averaged over dp, ep and cp, those of an expert are added up over dp and cp and
-divided by dp · ep · cp, since tokens of all ep ranks have already come to it (harness.parallel.strategy does both).
+divided by dp · ep · cp, since tokens of all ep ranks have already come to it
+(harness.parallel.layout and harness.parallel.strategy see to both).
 
 Collectives of one layer and micro-step, per rank, with T local tokens of which k pairs a token are taken (T k of them
 unless capacity drops some), R pairs that come to the rank's experts, width h, e bytes of the compute dtype:
@@ -35,7 +36,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from harness.models.moe import Experts
 from harness.models.transformer import Transformer
 from harness.parallel import recorder
-from harness.parallel.mesh import DENSE, Mesh
+from harness.parallel.mesh import Mesh
+from harness.spec.parallelism import DENSE
 
 
 def shard(model: Transformer, mesh: Mesh) -> None:

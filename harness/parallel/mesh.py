@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-DENSE: tuple[Axis, ...] = ("dp", "ep", "cp")
-"""Axes whose ranks hold the same dense parameters and different tokens."""
-EXPERT: tuple[Axis, ...] = ("dp", "cp")
-"""Those for the parameters of an expert."""
-
 
 @dataclass
 class Mesh:

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from harness.parallel.mesh import DENSE, Mesh
+from harness.parallel.mesh import Mesh
 from harness.parallel.tensor import is_cut
 from harness.spec import Axis
+from harness.spec.parallelism import DENSE
 
 
 def axes_of(name: str, mesh: Mesh) -> set[Axis]:

@@ -41,24 +41,11 @@ ROWS = ("attention.qkv.weight", "attention.qkv.bias", "ffn.gate_up.weight", "ffn
 """Parameters cut along their first dimension."""
 COLUMNS = ("attention.output.weight", "ffn.down.weight")
 """Parameters cut along their second."""
-ALWAYS_PARTIAL = ("query_norm.weight", "key_norm.weight", "query_norm.bias", "key_norm.bias")
-PARTIAL_ALONG_SEQUENCE = (
-    "norm.weight",
-    "norm.bias",
-    "attention.output.bias",
-    "ffn.down.bias",
-    "positions.weight",
-)
 
 
 def is_cut(name: str) -> bool:
     """Whether a parameter lies in parts on the ranks of tp."""
     return name.endswith((*ROWS, *COLUMNS))
-
-
-def is_partial(name: str, sequence_parallel: bool) -> bool:
-    """Whether each rank of tp sees only a part of the gradient of a parameter that it holds whole."""
-    return name.endswith(ALWAYS_PARTIAL) or (sequence_parallel and name.endswith(PARTIAL_ALONG_SEQUENCE))
 
 
 def apply(model: Transformer, mesh: Mesh) -> None:

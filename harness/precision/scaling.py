@@ -128,7 +128,7 @@ class Quantizer(nn.Module):
 
 
 @torch.no_grad()
-def end_steps(every: Sequence[Quantizer], group: distributed.ProcessGroup | None = None) -> None:
+def end_steps(every: Sequence[Quantizer]) -> None:
     """End the step of all quantisers: one collective, where there are ranks, makes their amax the largest of any rank.
 
     A NaN travels as infinity, since a collective's maximum may lose it; neither enters a history.
@@ -138,7 +138,7 @@ def end_steps(every: Sequence[Quantizer], group: distributed.ProcessGroup | None
     if delayed:
         stacked = torch.stack([quantizer.amax_now for quantizer in delayed]).nan_to_num_(nan=math.inf)
         if _distributed():
-            distributed.all_reduce(stacked, op=distributed.ReduceOp.MAX, group=group)
+            distributed.all_reduce(stacked, op=distributed.ReduceOp.MAX)
         amaxes = stacked.tolist()
     for quantizer, amax in zip(delayed, amaxes, strict=True):
         quantizer.end_step(amax)

@@ -16,6 +16,10 @@ from harness.spec.base import Frozen
 Axis = Literal["dp", "pp", "ep", "cp", "tp"]
 AXES: tuple[Axis, ...] = ("dp", "pp", "ep", "cp", "tp")
 """Mesh axes, outermost first."""
+DENSE: tuple[Axis, ...] = ("dp", "ep", "cp")
+"""Axes whose ranks hold the same dense parameters and different tokens."""
+EXPERT: tuple[Axis, ...] = ("dp", "cp")
+"""Those for the parameters of an expert."""
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"]
 V_SHAPED: tuple[Schedule, ...] = ("zbv", "dualpipev")
@@ -44,8 +48,9 @@ class ParallelismSpec(Frozen):
     """Microbatches a pipeline cuts each micro-step into; 0: twice pp."""
     stages_per_rank: int = Field(default=0, ge=0)
     """Pipeline stages on a rank; 0: two where the schedule needs more than one, else one."""
-    context: Literal["ring", "all-gather"] = "ring"
-    """How cp ranks see each other's keys and values."""
+    context: Literal["ring", "all-gather", "native"] = "ring"
+    """How cp ranks see each other's keys and values: passed round, collected first, or by PyTorch's own context
+    parallelism, which has kernels on CUDA alone."""
     ranks: int = Field(default=0, ge=0)
     """Ranks that the mesh is meant to fill, refused where the axes make another number; 0: whatever they make. No part
     of a run's key."""

@@ -220,6 +220,10 @@ class PrecisionSpec(Frozen):
             )
         if self.main_gradients and not (self.master or self.moments == "fp32"):
             raise ValueError("main_gradients need an optimizer that reads FP32: master, or moments fp32")
+        if self.main_gradients and self.loss_scaling != "none":
+            raise ValueError(
+                "loss scaling takes its factor out of the weights' gradients, not out of main_gradients"
+            )
         if (self.weights == "fp64") != (self.compute == "fp64"):
             raise ValueError(f"fp64 is all or nothing: weights {self.weights}, compute {self.compute}")
         return self

@@ -20,7 +20,7 @@ from harness.data.loader import TokenBatches, validation_batches
 from harness.data.tokens import load_tokens
 from harness.models import ageing, reference, transformer
 from harness.optim import adamw, build
-from harness.parallel import gather, mesh, strategy
+from harness.parallel import gather, layout, mesh
 from harness.parallel.group import at_step, this_rank
 from harness.precision.backends.apply import apply_backend
 from harness.precision.cast import implementation_for
@@ -114,7 +114,7 @@ def prepare(spec: RunSpec, request: dict[str, Any], journal: JournalWriter | Qui
         _age(spec, model, calibration[0].to(device), corpus.rare_id, journal)
     model.to(COMPUTE_DTYPES[spec.precision.weights])
     _quantize(model, spec, device, journal)
-    laid_out = strategy.lay_out(model, spec, ranks)
+    laid_out = layout.lay_out(model, spec, ranks)
     run = Run(
         spec=spec,
         journal=journal,

@@ -10,11 +10,12 @@ from harness.attention.emulation import emulate
 from harness.ledger.step import RankStep
 from harness.models import reference, transformer
 from harness.optim import build
-from harness.parallel import mesh, recorder, strategy
+from harness.parallel import layout, mesh, recorder
 from harness.precision.linear import apply_recipe
 from harness.precision.loss_scaling import loss_scaler
 from harness.run import COMPUTE_DTYPES, Run
 from harness.spec import AXES, RunSpec
+from harness.spec.parallelism import DENSE, EXPERT
 from harness.tasks.pretrain import training_step
 from harness.trace.fake import Blank, group_of, without_data
 from harness.trace.follow import follow
@@ -41,7 +42,7 @@ def trace_rank(spec: RunSpec, vocab_size: int, rank: int = 0) -> RankStep:
 def _mesh(spec: RunSpec, rank: int) -> mesh.Mesh:
     """The mesh with all its parts: PyTorch cannot make one among tensors without data."""
     ranks = mesh.build(spec.parallelism, rank)
-    for axes in (mesh.DENSE, mesh.EXPERT, *((axis,) for axis in AXES)):
+    for axes in (DENSE, EXPERT, *((axis,) for axis in AXES)):
         if ranks.size(*axes) > 1:
             ranks.over(*axes)
             if spec.parallelism.zero >= 2 and "dp" in axes:
@@ -64,7 +65,7 @@ def _model(spec: RunSpec, vocab_size: int) -> transformer.Transformer:
 
 
 def _run(spec: RunSpec, model: transformer.Transformer, ranks: mesh.Mesh) -> Run:
-    laid_out = strategy.lay_out(model, spec, ranks, offline=True)
+    laid_out = layout.lay_out(model, spec, ranks, offline=True)
     return Run(
         spec=spec,
         journal=cast("Any", None),

@@ -32,9 +32,13 @@ def impossible(spec: RunSpec, problems: Sequence[str]) -> str:
     """The message for a mesh with these problems."""
     ranks = spec.parallelism.ranks or spec.parallelism.num_ranks
     nearest = nearest_mesh(spec, ranks)
-    of = "one rank" if ranks == 1 else f"{ranks} ranks"
+    of = ranks_text(ranks)
     way_out = f"no mesh of {of} is possible" if nearest is None else f"nearest of {of}: {mesh_text(nearest)}"
     return f"impossible mesh: {'; '.join(problems)}; {way_out}"
+
+
+def ranks_text(ranks: int) -> str:
+    return "one rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def batch_problem(spec: RunSpec) -> str | None:
@@ -42,6 +46,13 @@ def batch_problem(spec: RunSpec) -> str | None:
     if spec.batch_size % spec.accumulation == 0:
         return None
     return f"accumulation {spec.accumulation} does not divide batch_size {spec.batch_size}"
+
+
+def fault_problem(spec: RunSpec) -> str | None:
+    """Why a fault put in on purpose would strike nobody, or None."""
+    if spec.fault is None or spec.fault.rank < spec.num_ranks:
+        return None
+    return f"fault.rank is {spec.fault.rank}, and the run has {ranks_text(spec.num_ranks)}; the first is 0"
 
 
 def mixture_problem(spec: RunSpec) -> str | None:

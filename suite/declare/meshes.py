@@ -18,7 +18,7 @@ from harness.spec.parallelism import AXES, ParallelismSpec
 def mesh_problems(spec: RunSpec) -> list[str]:
     """Why `spec` cannot be laid over its mesh; empty when it can."""
     if spec.task == "pipeline":
-        return [*_ranks(spec.parallelism), *_schedule(spec.parallelism)]
+        return [*_ranks(spec.parallelism), *_stages_alone(spec.parallelism), *_schedule(spec.parallelism)]
     return [
         *_ranks(spec.parallelism),
         *_tensor(spec),
@@ -33,7 +33,14 @@ def mesh_problems(spec: RunSpec) -> list[str]:
 
 def _ranks(mesh: ParallelismSpec) -> Iterator[str]:
     if mesh.ranks and mesh.num_ranks != mesh.ranks:
-        yield f"{axes_text(mesh)} makes {mesh.num_ranks} ranks, not {mesh.ranks}"
+        made = "1 rank" if mesh.num_ranks == 1 else f"{mesh.num_ranks} ranks"
+        yield f"{axes_text(mesh)} makes {made}, not {mesh.ranks}"
+
+
+def _stages_alone(mesh: ParallelismSpec) -> Iterator[str]:
+    """Stages that sleep have nothing for another axis to share out."""
+    if mesh.num_ranks != mesh.pp:
+        yield f"task pipeline lays its stages along pp alone, got {axes_text(mesh)}"
 
 
 def axes_text(mesh: ParallelismSpec) -> str:
@@ -124,6 +131,8 @@ def _batch(spec: RunSpec) -> Iterator[str]:
 
 def _together(spec: RunSpec) -> Iterator[str]:
     model, mesh = spec.model, spec.parallelism
+    if mesh.cp > 1 and mesh.context == "native" and spec.device == "cpu":
+        yield "context native: PyTorch's context parallelism has no kernels for a CPU; ring and all-gather run there"
     if mesh.cp > 1 and spec.attention.kernel == "eager":
         yield f"cp {mesh.cp} computes the softmax product piece by piece; attention kernel eager keeps it whole"
     if mesh.pp > 1 and model.tie_embeddings:

@@ -15,6 +15,7 @@ from suite.declare.feasible import (
     ONE_STEP_STUDIES,
     backend_problem,
     batch_problem,
+    fault_problem,
     impossible,
     mesh_problem,
     mixture_problem,
@@ -215,6 +216,7 @@ def _spec(layers: list[Node], place: Place, built: Built) -> RunSpec | None:
     checks = (
         ("seq_len", sequence_problem(spec) if spec.task != "pipeline" else None, ""),
         ("accumulation", batch_problem(spec), ""),
+        ("fault", fault_problem(spec), ""),
         ("precision", backend_problem(spec), "suite list precisions"),
         ("model", mixture_problem(spec), "suite list models"),
     )

@@ -6,14 +6,11 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.launch.base import EXIT_RANK_KILLED, SIGNALLED_FROM_OUTSIDE, Exit
+from harness.launch.base import EXIT_RANK_KILLED, EXIT_STATUS, SIGNALLED_FROM_OUTSIDE, Exit
 from results.journal import read_journal
 
 FINAL = frozenset({"ok", "diverged", "oom"})
 """Statuses that answer the question a key asks; the others are tried again by the next command."""
-
-EXIT_OOM = 10
-EXIT_DIVERGED = 11
 
 
 @dataclass(frozen=True)
@@ -60,9 +57,9 @@ def explain(exit: Exit, stopped: tuple[str, str] | None, num_oom_kills: int | No
         return Ending("crashed", exit.reason, try_again=True)
     if exit.code == EXIT_RANK_KILLED:
         return _explain_killed_rank(exit.run_dir, num_oom_kills)
-    if exit.code == EXIT_OOM:
+    if exit.code == EXIT_STATUS["oom"]:
         return Ending("oom", _with_last_line("out of memory", exit.run_dir))
-    if exit.code == EXIT_DIVERGED:
+    if exit.code == EXIT_STATUS["diverged"]:
         return Ending("diverged", "the worker's exit status says so")
     if exit.code == 0:
         return Ending("crashed", "the worker ended without saying how")

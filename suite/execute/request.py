@@ -53,6 +53,7 @@ def build_request(
         "role": run.role,
         "spec": run.spec.model_dump(mode="json"),
         "fidelity": run.spec.fidelity,
+        "num_ranks": run.spec.num_ranks,
         "start_checkpoint": start,
         "resume_checkpoint": resume[0] if resume else None,
         "command": command,

@@ -1,7 +1,7 @@
 """What the numbers cost: native speed, the cost of emulation (never a speed), each probe's price, and notes.
 
-Tokens per second and MFU are shown for native runs alone, and not for ranks that share one CPU. An emulated run's step time says what imitating a
-format costs on this machine; it is shown in a table of its own, under that name.
+Tokens per second and MFU are shown for native runs alone, and not for ranks that share one CPU. An emulated run's step
+time says what imitating a format costs on this machine; it is shown in a table of its own, under that name.
 """
 
 from __future__ import annotations

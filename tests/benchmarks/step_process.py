@@ -30,8 +30,8 @@ from harness.data.loader import TokenBatches
 from harness.data.tokens import TokenData, load_tokens
 from harness.models import transformer
 from harness.optim import adamw
+from harness.parallel.layout import lay_out
 from harness.parallel.mesh import Mesh
-from harness.parallel.strategy import lay_out
 from harness.precision.linear import apply_recipe
 from harness.run import Run
 from harness.spec import DataSpec, ModelSpec, PrecisionSpec, RunSpec

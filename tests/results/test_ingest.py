@@ -153,6 +153,15 @@ def test_ranks(run_folder: Make, store: Store) -> None:
     assert store.curve("k1", "loss", rank=1) == [(1, 2.0)]
 
 
+def test_a_rank_whose_journal_is_gone(run_folder: Make, store: Store) -> None:
+    run = run_folder(num_ranks=2)
+    run.writer.start({"hostname": "h"}, 0)
+    run.writer.end("ok")
+    store.ingest(run.path)
+    row = store.runs()[0]
+    assert (row.status, row.reason) == ("interrupted", "1 of 2 ranks' journals are missing")
+
+
 def test_a_shortened_journal_takes_nothing_away(run_folder: Make, store: Store) -> None:
     run = run_folder().train(range(1, 4))
     store.ingest(run.path)

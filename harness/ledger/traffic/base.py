@@ -8,11 +8,6 @@ from dataclasses import dataclass
 from harness.ledger.step import Collective, Op
 from harness.spec.parallelism import AXES, Axis, ParallelismSpec
 
-DENSE: tuple[Axis, ...] = ("dp", "ep", "cp")
-"""Axes whose ranks hold the same dense parameters and different tokens."""
-EXPERT: tuple[Axis, ...] = ("dp", "cp")
-"""Those for the parameters of an expert."""
-
 
 @dataclass(frozen=True)
 class Traffic:

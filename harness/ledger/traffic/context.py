@@ -6,6 +6,7 @@
     ring         forward: cp - 1 sends of S          backward: cp - 1 of S, cp - 1 of S_g
     all-gather   forward: all-gather to cp S         backward: all-gather to cp S, reduce-scatter of cp S_g
 
+PyTorch's own (native) is taken for an all-gather; it repeats grouped heads, and its bytes have not been measured.
 Recomputing the softmax product runs the forward part again. Liu et al. 2023 (ring), Llama 3 (all-gather).
 """
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from harness.ledger.placement import stages
 from harness.ledger.step import CONTROL
 from harness.ledger.terms import BYTES
-from harness.ledger.traffic.base import DENSE, Traffic, calls, group_size
+from harness.ledger.traffic.base import Traffic, calls, group_size
 from harness.spec import RunSpec
+from harness.spec.parallelism import DENSE
 
 FP64, FP32 = 8, 4
 
@@ -27,6 +28,6 @@ def control(spec: RunSpec, vocab_size: int | None, rank: int) -> Iterator[Traffi
         yield calls("loss of a micro-step", CONTROL, "broadcast", mesh.pp, calls=spec.accumulation, e=wide)
     dense = group_size(mesh, DENSE)
     if spec.model.moe is not None and dense > 1:
-        layers = sum(stage.num_layers for stage in stages(spec, mesh.place(rank)["pp"]))
-        load = {"numbers": 3, "E": spec.model.moe.experts, "L": layers, "e": FP64}
-        yield calls("load of experts", CONTROL, "all_reduce", dense, calls=1, **load)
+        for stage in stages(spec, mesh.place(rank)["pp"]):
+            load = {"numbers": 3, "E": spec.model.moe.experts, "L": stage.num_layers, "e": FP64}
+            yield calls("load of experts", CONTROL, "all_reduce", dense, calls=1, **load)

@@ -1,7 +1,9 @@
 """What ranks that hold the same parameters exchange: gradients summed up, and with ZeRO parameters gathered.
 
-    P    parameters of the rank as pp, tp and ep leave them        e_w e_g e_p   bytes of a stored, a reduced, a
-    gathered one P_n  the same with first dimensions padded to a multiple of n  A             micro-steps
+    P     parameters of the rank as pp, tp and ep leave them
+    P_n   the same with first dimensions padded to a multiple of n
+    A     micro-steps
+    e_w, e_g, e_p   bytes of a stored, a reduced, a gathered one
 
     DDP      all_reduce P e_g, once a step: DDP's buckets, or one buffer where DDP cannot go
     ZeRO-1   the same, and broadcasts of P e_w: every rank sends what it updated
@@ -24,9 +26,10 @@ from harness.ledger.placement import local_parameters
 from harness.ledger.recipes import num_delayed
 from harness.ledger.states import greedy_share, is_muon, optimizer_groups
 from harness.ledger.terms import BYTES
-from harness.ledger.traffic.base import DENSE, EXPERT, Traffic, axis_name, calls, group_size
+from harness.ledger.traffic.base import Traffic, axis_name, calls, group_size
 from harness.ledger.transfers import weight_gathers
 from harness.spec import AXES, Axis, ParallelismSpec, RunSpec
+from harness.spec.parallelism import DENSE, EXPERT
 
 FIRST_BUCKET = 1024 * 1024
 """Bytes of gradients at which DDP closes its first bucket (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)."""

@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.ledger.placement import stages
-from harness.ledger.traffic.base import DENSE, Traffic, axis_name, calls, group_size
+from harness.ledger.traffic.base import Traffic, axis_name, calls, group_size
 from harness.ledger.traffic.tensor import read_bytes
 from harness.ledger.widths import widths
 from harness.spec import RunSpec
+from harness.spec.parallelism import DENSE
 
 INT64 = 8
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.ledger.inventory import Parameter
 from harness.ledger.placement import local_parameters, stages
 from harness.ledger.states import shard_numel, shards
 from harness.ledger.traffic.base import Traffic, calls
@@ -54,7 +53,7 @@ def tensor(spec: RunSpec, vocab_size: int | None, rank: int) -> Iterator[Traffic
     partial = sum(
         shard_numel(each, *cut.of(each))[1]
         for each in local_parameters(spec, vocab_size, rank)
-        if is_partial(each, mesh.sequence_parallel)
+        if is_partial(each.name, mesh.sequence_parallel)
     )
     if partial:
         e_g = gradient_bytes(spec)
@@ -63,9 +62,8 @@ def tensor(spec: RunSpec, vocab_size: int | None, rank: int) -> Iterator[Traffic
         )
 
 
-def is_partial(parameter: Parameter, sequence_parallel: bool) -> bool:
+def is_partial(name: str, sequence_parallel: bool) -> bool:
     """Whether each rank of tp sees only a part of the gradient of a parameter that it holds whole."""
-    name = parameter.name
     return name.endswith(ALWAYS_PARTIAL) or (sequence_parallel and name.endswith(PARTIAL_ALONG_SEQUENCE))
 
 

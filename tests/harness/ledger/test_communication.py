@@ -76,6 +76,7 @@ TWO: dict[str, RunSpec] = {
     "tp": make({"tp": 2}),
     "tp, gpt": make({"tp": 2}, GPT, AUTOCAST),
     "tp, recomputed": make({"tp": 2}, precision=AUTOCAST, accumulation=2, recompute="full"),
+    "tp, nothing to shard": make({"tp": 2, "zero": 3}, precision=AUTOCAST),
     "tp, sp": make({"tp": 2, **SP}),
     "tp, sp, gpt": make({"tp": 2, **SP}, GPT, AUTOCAST),
     "tp, sp, recomputed": make({"tp": 2, **SP}, precision=AUTOCAST, accumulation=2, recompute="full"),
@@ -113,6 +114,7 @@ FOUR: dict[str, RunSpec] = {
     "zero 3, cp": make({"dp": 2, "zero": 3, "cp": 2}),
     "dp, ep": make({"dp": 2, "ep": 2}, MOE),
     "zero 3, ep": make({"dp": 2, "zero": 3, "ep": 2}, MOE, AUTOCAST),
+    "dp, pp of experts": make({"dp": 2, "pp": 2, "schedule": "interleaved"}, {**MOE, "num_layers": 4}),
 }
 """Meshes of 4."""
 
@@ -137,7 +139,7 @@ def _step(spec: RunSpec) -> Measured:
 
     from harness.models import transformer
     from harness.optim import build
-    from harness.parallel import mesh, recorder, strategy
+    from harness.parallel import layout, mesh, recorder
     from harness.precision.loss_scaling import loss_scaler
     from harness.run import COMPUTE_DTYPES
 
@@ -145,7 +147,7 @@ def _step(spec: RunSpec) -> Measured:
         laid_on = mesh.build(spec.parallelism, dist.get_rank())
         model = transformer.build(spec.model, VOCAB, 0).to(COMPUTE_DTYPES[spec.precision.weights])
         transformer.set_recompute(model, spec.recompute)
-        laid_out = strategy.lay_out(model, spec, laid_on)
+        laid_out = layout.lay_out(model, spec, laid_on)
         optimizer = build.build(laid_out)
     scaler = loss_scaler(spec.precision, torch.device("cpu"))
     shape = (spec.batch_size, spec.seq_len + 1)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from harness.ledger.experts import cv, entropy, gini, layer_time, max_over_mean, rank_load
+from harness.ledger.experts import cv, entropy, gini, layer_time, max_over_mean
 from harness.ledger.volumes import expert_parallel
 
 N = 8
@@ -60,9 +60,3 @@ def test_the_busiest_rank_and_the_fullest_link_decide():
 
 def test_one_rank_exchanges_nothing():
     assert layer_time([[7]], t_tok=1.0, row_bytes=4, beta=1.0).exchange == 0
-
-
-def test_experts_are_dealt_out_in_order():
-    assert rank_load([1, 2, 3, 4], 2) == [3, 7]
-    with pytest.raises(ValueError, match="3 ranks do not share 4 experts"):
-        rank_load([1, 2, 3, 4], 3)

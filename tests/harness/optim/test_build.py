@@ -14,8 +14,8 @@ from harness.optim.build import build, parameter_groups
 from harness.optim.several import Several
 from harness.optim.sgd import SGD
 from harness.optim.widened import MASTER, Widened
+from harness.parallel.layout import lay_out
 from harness.parallel.mesh import Mesh
-from harness.parallel.strategy import lay_out
 from harness.spec import OptimizerSpec, PrecisionSpec
 from harness.tasks.pretrain import training_step
 from tests.harness.parallel.conftest import run_ranks

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from harness.ledger.communication import collectives
 from harness.ledger.step import Collective
 from harness.models.transformer import set_recompute
-from harness.parallel import blocks, context, recorder
+from harness.parallel import blocks, context, context_native, recorder
 from harness.parallel.mesh import build
 from harness.spec import ModelSpec, ParallelismSpec, PrecisionSpec, RunSpec
 from tests.harness.models.conftest import model, spec
@@ -150,6 +150,22 @@ def test_ranks_attend_as_one_process_and_send_what_the_formula_says(
         assert wanted and calls == wanted
 
 
+def _attend_natively(size: int) -> str:
+    mesh = build(ParallelismSpec(cp=size, context="native"), torch.distributed.get_rank())
+    q, k, v, _ = (part.chunk(size, dim=2)[mesh.rank] for part in heads(2, 32, torch.float32))
+    try:
+        context_native.product(mesh.over("cp"))(q, k, v)
+    except NotImplementedError as error:
+        return str(error)
+    return "it ran"
+
+
+def test_pytorch_s_own_reaches_its_operators_and_has_none_for_a_cpu() -> None:
+    """Once it has, `native` need not be refused on a CPU (suite.declare.meshes) and must be held against the others."""
+    for said in run_ranks(2, _attend_natively, 2):
+        assert "attention_for_cpu" in said and "sharding strategy" in said
+
+
 BATCH, TOKENS = 2, 16
 
 
@@ -157,7 +173,7 @@ def _train(size: int, kind: Kind, dtype: torch.dtype, steps: int, recompute: str
     """Losses and gradients of each step, averaged over the ranks by hand; the collectives of the last step."""
     mesh = build(ParallelismSpec(cp=size, context=kind), torch.distributed.get_rank())
     net = model(max_seq_len=TOKENS).to(dtype)
-    context.apply(net, mesh.group("cp"), kind)
+    context.apply(net, mesh.over("cp"), kind)
     set_recompute(net, recompute)  # type: ignore[arg-type]
     at = context.local_positions(TOKENS, size, mesh.rank)
     return _steps(net, dtype, steps, at, mesh)

@@ -16,7 +16,8 @@ from harness.ledger.traffic.experts import experts as traffic
 from harness.models.transformer import build, set_recompute
 from harness.parallel import gather, recorder
 from harness.parallel import mesh as meshes
-from harness.parallel.strategy import Strategy, lay_out
+from harness.parallel.layout import lay_out
+from harness.parallel.strategy import Strategy
 from harness.spec import MoESpec, ParallelismSpec, PrecisionSpec, RunSpec
 from tests.harness.models.conftest import spec as tiny
 from tests.harness.parallel.conftest import run_ranks

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from harness.parallel import mesh
 from harness.parallel.norm import counts_here
 from harness.spec import AXES, ParallelismSpec
+from harness.spec.parallelism import DENSE, EXPERT
 from tests.harness.parallel.conftest import run_ranks
 
 FOUR: list[dict[str, Any]] = [
@@ -26,13 +27,13 @@ def groups(spec: ParallelismSpec) -> dict[str, tuple[int, ...]]:
     """Ranks of every group that a run uses."""
     own = mesh.build(spec, dist.get_rank())
     wanted = {axis: (axis,) for axis in AXES if spec.size(axis) > 1}
-    if own.size(*mesh.DENSE) > 1:
-        wanted["dense"] = mesh.DENSE
-    if own.size(*mesh.EXPERT) > 1:
-        wanted["expert"] = mesh.EXPERT
+    if own.size(*DENSE) > 1:
+        wanted["dense"] = DENSE
+    if own.size(*EXPERT) > 1:
+        wanted["expert"] = EXPERT
     found = {name: tuple(dist.get_process_group_ranks(own.group(*axes))) for name, axes in wanted.items()}
     if spec.replicas > 1:
-        both = own.shards(*mesh.DENSE)
+        both = own.shards(*DENSE)
         assert both.mesh_dim_names == ("replicas", "shards")
         found |= {
             name: tuple(dist.get_process_group_ranks(both.get_group(name))) for name in both.mesh_dim_names
@@ -49,9 +50,9 @@ def test_groups_are_those_of_the_specification(axes: dict[str, Any]) -> None:
                 assert found[axis] == spec.group(rank, (axis,))
                 assert mesh.axis_of(spec, found[axis]) == axis
         if "dense" in found:
-            assert found["dense"] == spec.group(rank, mesh.DENSE)
+            assert found["dense"] == spec.group(rank, DENSE)
         if "expert" in found:
-            assert found["expert"] == spec.group(rank, mesh.EXPERT)
+            assert found["expert"] == spec.group(rank, EXPERT)
         if spec.replicas > 1:
             assert found["shards"] == ((0, 1), (2, 3))[rank // 2]
             assert found["replicas"] == ((0, 2), (1, 3))[rank % 2]

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.ledger.communication import collectives
 from harness.models import transformer
-from harness.parallel import mesh, recorder, strategy
+from harness.parallel import layout, mesh, recorder
 from harness.parallel.pipeline import Pipeline, cut
 from harness.spec import ModelSpec, ParallelismSpec, PrecisionSpec, RunSpec
 from harness.tasks.pretrain import training_step
@@ -169,7 +169,7 @@ def _evaluations(spec: Any) -> tuple[float, float, float]:
 
     torch.set_num_threads(1)
     model = transformer.build(spec.model, VOCAB, 0).double()
-    laid_out = strategy.lay_out(model, spec, mesh.build(spec.parallelism, dist.get_rank()))
+    laid_out = layout.lay_out(model, spec, mesh.build(spec.parallelism, dist.get_rank()))
     batch = Batches(spec).batch(1)
     before = float(laid_out.evaluate(*batch))
     trained = float(laid_out.forward_backward(*batch))
@@ -188,7 +188,7 @@ def _first_two_passes(spec: Any) -> list[list[str]]:
 
     torch.set_num_threads(1)
     model = transformer.build(spec.model, VOCAB, 0).double()
-    laid_out = strategy.lay_out(model, spec, mesh.build(spec.parallelism, dist.get_rank()))
+    laid_out = layout.lay_out(model, spec, mesh.build(spec.parallelism, dist.get_rank()))
     found = []
     for step in (1, 2):
         with recorder.recording() as calls:

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.ledger.traffic.tensor import is_partial
 from harness.models import transformer
-from harness.parallel import mesh, strategy, tensor
+from harness.parallel import layout, mesh, tensor
 from harness.spec import ModelSpec, MoESpec, ParallelismSpec
 from tests.harness.parallel.conftest import run_ranks
 from tests.harness.parallel.training import TINY, VOCAB, make_spec, prepare
@@ -117,13 +118,13 @@ def test_partial_gradients() -> None:
     norms = ["norm.weight", "layers.0.ffn_norm.weight", "layers.0.attention.output.bias", "positions.weight"]
     heads = ["layers.0.attention.query_norm.weight", "layers.0.attention.key_norm.weight"]
     cut = ["layers.0.attention.qkv.bias", "layers.0.ffn.up.bias", "head.weight"]
-    assert not any(tensor.is_partial(name, False) for name in (*norms, *cut))
-    assert all(tensor.is_partial(name, True) for name in (*norms, *heads))
-    assert all(tensor.is_partial(name, False) for name in heads)
-    assert not any(tensor.is_partial(name, True) for name in cut)
+    assert not any(is_partial(name, False) for name in (*norms, *cut))
+    assert all(is_partial(name, True) for name in (*norms, *heads))
+    assert all(is_partial(name, False) for name in heads)
+    assert not any(is_partial(name, True) for name in cut)
 
 
 def test_sequences_that_do_not_divide_are_refused() -> None:
     spec = make_spec({"tp": 2, "sequence_parallel": True}, seq_len=15)
     with pytest.raises(ValueError, match="15 tokens do not divide over tp 2"):
-        strategy._check(spec)
+        layout.check(spec)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.parallel import gather, strategy, zero
+from harness.parallel import gather, layout, zero
 from harness.spec import PrecisionSpec, RunSpec
 from harness.tasks.pretrain import training_step
 from tests.harness.parallel.conftest import run_ranks
@@ -89,7 +89,7 @@ def test_bf16_weights_train_alike_in_parts(precision: PrecisionSpec, stage: int)
     spec = make_spec({"dp": 2, "zero": stage}, precision=precision, accumulation=2, optimizer={"lr": 1e-3})
     if precision.main_gradients and stage == 2:
         with pytest.raises(ValueError, match="main_gradients"):
-            strategy._check(spec)
+            layout.check(spec)
         return
     one = train(spec.model_copy(update={"parallelism": make_spec().parallelism}))
     for found in run_ranks(2, train, spec):
@@ -102,7 +102,7 @@ def test_bf16_weights_train_alike_in_parts(precision: PrecisionSpec, stage: int)
 def test_a_split_backward_pass_loses_gradients_under_zero_3() -> None:
     spec = make_spec({"dp": 2, "pp": 2, "zero": 3, "schedule": "zbv"}, batch_size=16, model={"num_layers": 4})
     with pytest.raises(ValueError, match="loses gradients"):
-        strategy._check(spec)
+        layout.check(spec)
 
 
 def skipping(spec: RunSpec) -> tuple[list[float], list[int], torch.Tensor]:

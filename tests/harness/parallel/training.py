@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.ledger.step import Collective
 from harness.models import transformer
 from harness.optim.build import build
-from harness.parallel import gather, mesh, recorder, strategy
+from harness.parallel import gather, layout, mesh, recorder
 from harness.precision.backends.apply import apply_backend
 from harness.precision.loss_scaling import loss_scaler
 from harness.run import COMPUTE_DTYPES, Run
@@ -92,7 +92,7 @@ def prepare(spec: RunSpec) -> Run:
     model.to(COMPUTE_DTYPES[spec.precision.weights])
     device = torch.device("cpu")
     apply_backend(model, spec.precision, device, spec.seed)
-    laid_out = strategy.lay_out(model, spec, mesh.build(spec.parallelism, rank))
+    laid_out = layout.lay_out(model, spec, mesh.build(spec.parallelism, rank))
     return Run(
         spec=spec,
         journal=Silent(),  # type: ignore[arg-type]

@@ -43,6 +43,7 @@ def watched(spec: RunSpec) -> tuple[Measured, dict[str, tuple[Any, str]]]:
             optimizer=run.optimizer,
             device=run.device,
             record=kept,
+            strategy=run.strategy,
             rank=dist.get_rank() if dist.is_initialized() else 0,
             train_step=lambda step: training_step(run, step),
             validation_loss=lambda: 0.0,

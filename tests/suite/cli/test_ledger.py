@@ -179,6 +179,8 @@ def test_options_are_what_their_predictions_say() -> None:
     (larger,) = [each for each in options(spec, 272, 4 * whole) if each.change.startswith("batch_size")]
     assert larger.change in ("batch_size 16", "batch_size 32") and larger.fits
     assert larger.flops == pytest.approx(1, rel=1e-6)
+    (largest,) = [each for each in options(spec, 272, 2000 * whole) if each.change.startswith("batch_size")]
+    assert largest.fits and 2 * largest.peak_bytes > 2000 * whole
 
 
 def test_a_trace_stands_beside_the_formula(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

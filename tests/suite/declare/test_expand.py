@@ -91,6 +91,12 @@ def test_an_included_field_that_tells_runs_apart_is_a_label(plan_of: WritePlan) 
     ]
 
 
+def test_the_plain_run_of_a_case_has_the_labels_that_include_gives_it(plan_of: WritePlan) -> None:
+    claim = "claims: [{id: a, measure: final_loss, of: {precision: bf16}, expect: {below: 9}}]\n"
+    plan = plan_of(HEAD + "include: [{precision: bf16}, {precision: fp32}]\n" + claim)
+    assert labels(plan) == [{"precision": "bf16"}, {"precision": "fp32"}]
+
+
 def test_equal_runs_are_one(plan_of: WritePlan) -> None:
     plan = plan_of(HEAD + "matrix: {seed: [0, 0, 1]}\ninclude: [{seed: 1}, {seed: 2}]\n")
     assert labels(plan) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
