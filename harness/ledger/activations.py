@@ -22,6 +22,7 @@ log-probabilities n V e_w.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -73,10 +74,10 @@ def stage_activations(spec: RunSpec, w: Widths, stage: Stage) -> Activations:
     """What one microbatch leaves on one stage."""
     layers: list[Term] = []
     copies: list[Term] = []
-    for layer, count in _alike(spec, stage):
-        layers += [term.times(count, "L") for term in stored_by_layer(spec, w, layer)]
-        if spec.recompute != "full":
-            copies += [term.times(count, "L") for term in layer_copies(spec, w, layer)]
+    for (kept, copied), count in _alike(spec, w, stage).items():
+        symbol = "L" if count == stage.num_layers else "L_i"
+        layers += [term.times(count, symbol) for term in kept]
+        copies += [term.times(count, symbol) for term in copied]
     ends = (*position_terms(spec, w), *(embedding_terms(w) if stage.has_embedding else ()))
     if stage.has_head:
         ends += head_terms(spec, w)
@@ -179,12 +180,17 @@ def head_copies(spec: RunSpec, w: Widths) -> list[Term]:
     return _copy(spec, w, None, "head", w.h, w.v)
 
 
-def _alike(spec: RunSpec, stage: Stage) -> list[tuple[int, int]]:
-    """(a block, how many are like it) of a stage: all alike, unless a recipe leaves some out."""
-    blocks = range(stage.first, stage.last)
+def _alike(spec: RunSpec, w: Widths, stage: Stage) -> dict[tuple[tuple[Term, ...], tuple[Term, ...]], int]:
+    """(what a layer keeps, its weights' copies) -> how many layers of a stage are so: all, unless a recipe leaves some
+    out."""
+
+    def kept(layer: int) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+        copies = () if spec.recompute == "full" else tuple(layer_copies(spec, w, layer))
+        return tuple(stored_by_layer(spec, w, layer)), copies
+
     if spec.precision.recipe is None:
-        return [(stage.first, len(blocks))] if blocks else []
-    return [(block, 1) for block in blocks]
+        return {kept(stage.first): stage.num_layers} if stage.num_layers else {}
+    return dict(Counter(map(kept, range(stage.first, stage.last))))
 
 
 def _norm_terms(spec: RunSpec, w: Widths, name: str) -> Iterator[Term]:

@@ -29,6 +29,16 @@ class Made:
     stays: Category | None
     """What it counts as until the piece is over; None: its place was there before (a bucket of DDP, the gradient that
     an earlier micro-step left), and the new one is gone as soon as it is added."""
+    moves: bool = False
+    """Whether the sum of the micro-steps before goes as well, into a bucket that was there all the time: DDP's last
+    micro-step."""
+
+    def finish(self, tape: Tape, name: str, numel: int) -> None:
+        """What becomes of the gradient `name`, once it is there."""
+        if self.stays is None:
+            tape.drop(f"{GRADIENT}{name}")
+        if self.moves:
+            tape.gone(numel * self.e, "gradients")
 
 
 def head_backward(spec: RunSpec, w: Widths, made: Made) -> Played:
@@ -114,6 +124,9 @@ def _attention(tape: Tape, spec: RunSpec, w: Widths, made: Made, kept: dict[str,
     if spec.recompute == "selective":
         tape.hold("log-sum-exp", w.n * w.a * max(4, w.e_a))
         tape.hold("attention product", w.n * w.q * w.e_a)
+    if spec.parallelism.cp > 1:
+        tape.hold("pieces of context parallelism", _pieces(spec, w))
+        tape.drop("pieces of context parallelism")
     tape.hold("gradients of q, k and v", w.n * (w.q + 2 * w.k) * w.e_a)
     tape.drop(
         "rotated q and k",
@@ -141,6 +154,28 @@ def _attention(tape: Tape, spec: RunSpec, w: Widths, made: Made, kept: dict[str,
     tape.drop("normalised q and k", "q and k: 1 / rms")
     _linear(tape, w, "attention.qkv", name, w.h, w.q + 2 * w.k, w.h, made, kept)
     _norm(tape, spec, w, "attention norm", "attention.qkv", made)
+
+
+def _pieces(spec: RunSpec, w: Widths) -> int:
+    """The most that attention over several ranks' tokens holds in its backward pass (harness.parallel.context), the
+    gradients that it returns among it: those of queries, those of one rectangle of queries and keys, and buffers of
+    keys and values.
+
+    On the ring these are at each hop: keys and values here, those that come, gradients of the rank's own, those of the
+    others', and from the third hop on those that go home and those that come from there.
+    """
+    cp, wide = spec.parallelism.cp, max(4, w.e_a)
+    queries, pair = w.n * w.q, 2 * w.n * w.k
+    beside = queries * (w.e_a + wide)  # gradients of the product and of the queries
+    if spec.parallelism.context == "all-gather":
+        return beside + (queries + pair) * w.e_a + cp * pair * (w.e_a + wide)
+    hops = []
+    for hop in range(cp):
+        here = 1 + (hop < cp - 1)
+        gradients = 1 + (hop > 0) + 2 * (hop > 1)
+        rectangle = queries if hop == 0 else queries // 2
+        hops.append(pair * (here * w.e_a + gradients * wide) + (rectangle + pair) * w.e_a)
+    return beside + max(hops)
 
 
 def _narrow(tape: Tape, w: Widths, name: str) -> str:
@@ -177,8 +212,7 @@ def _linear(
     if cast:
         tape.hold(f"{GRADIENT}{name}.weight", numel * made.e, category)
         tape.drop("gradient of weight")
-    if made.stays is None:
-        tape.drop(f"{GRADIENT}{name}.weight")
+    made.finish(tape, f"{name}.weight", numel)
 
 
 def _norm(tape: Tape, spec: RunSpec, w: Widths, name: str, linear: str, made: Made) -> None:
@@ -196,8 +230,8 @@ def _norm(tape: Tape, spec: RunSpec, w: Widths, name: str, linear: str, made: Ma
     tape.drop(
         f"{name}: normalised input", f"{name}: 1 / rms", f"{name}: input", f"{name}: mean, 1 / deviation"
     )
-    if made.stays is not None:
-        tape.hold(f"{GRADIENT}{name}", w.h * made.e, made.stays)
+    tape.hold(f"{GRADIENT}{name}", w.h * made.e, made.stays or "temporary")
+    made.finish(tape, name, w.h)
     if name == "last norm":
         tape.hold("stream", each * w.e_s)
     tape.drop("dx", "dx, wide")

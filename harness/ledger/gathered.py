@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from harness.ledger.inventory import Parameter
 from harness.ledger.placement import local_parameters
 from harness.ledger.states import shards
+from harness.ledger.step import Category
+from harness.ledger.tape import Bytes
 from harness.ledger.terms import BYTES
 from harness.spec import RunSpec
 
@@ -48,10 +50,24 @@ class Gathered:
     blocks: dict[int, Group]
     """Layer -> its group, experts of their own among it."""
     twice: bool
+    added: bool
+    """Whether reduced gradients are added to those of a micro-step before, and gone then."""
+    averaged: bool
+    """Whether they go through an all-reduce over replicas first (HSDP), whose buffer stays to the end of the backward
+    pass."""
 
     def before(self, layer: int) -> Group:
         """The group that is prefetched while `layer` runs backward."""
         return self.blocks.get(layer - 1, NO_GROUP) if self.twice else NO_GROUP
+
+    @property
+    def reduced(self) -> Category:
+        """What a group's reduced gradients count as when they come."""
+        return "gradients" if not self.added else "communication" if self.averaged else "temporary"
+
+    def left(self, group: Group) -> Bytes:
+        """What stays of a group's reduced gradients."""
+        return {self.reduced: 0 if self.reduced == "temporary" else group.reduce_output}
 
     @property
     def at_loss(self) -> int:
@@ -93,4 +109,10 @@ def gathered(spec: RunSpec, vocab_size: int | None = None, rank: int = 0) -> Gat
 
     root = group(parts.pop(None, []))
     blocks = {layer: group(of_layer) for layer, of_layer in parts.items() if layer is not None}
-    return Gathered(root, blocks, twice=mesh.zero == 3 and mesh.pp == 1)
+    return Gathered(
+        root,
+        blocks,
+        twice=mesh.zero == 3 and mesh.pp == 1,
+        added=spec.accumulation > 1,
+        averaged=mesh.replicas > 1,
+    )

@@ -46,7 +46,7 @@ def pipeline_moments(spec: RunSpec, vocab_size: int | None, rank: int) -> Iterat
     now = add(
         {"weights": lying.weights, "optimizer": lying.optimizer},
         {"communication": _buffers(spec, w, held) + (groups.at_loss if groups else 0)},
-        {"gradients": lying.gradients if first.stays is None else 0},
+        {"gradients": lying.gradients if first.stays is None or (groups and groups.added) else 0},
         {"temporary": _unreduced(groups), "activations": copies},
     )
     if groups is not None:

@@ -127,12 +127,16 @@ def mixture_backward(tape: Tape, spec: RunSpec, w: Widths, made: Made, out: str)
     tape.hold("gradients of all down", here * w.f * w.h * made.e)
     tape.hold("gradients of all gate and up", here * 2 * w.f * w.h * made.e)
     category = made.stays or "temporary"
-    stays = made.stays is not None and not experts_lie_whole(spec)
+    # Those that ep shares out, and FSDP2 does not shard, have a buffer of their own for their gradients.
+    apart = spec.parallelism.ep > 1 and (spec.parallelism.zero < 2 or experts_lie_whole(spec))
+    stays = made.stays is not None and not apart
     for name, numel in (("down", here * w.f * w.h), ("gate and up", here * 2 * w.f * w.h)):
         tape.hold(f"{GRADIENT}experts' {name}", numel * made.e, category)
         tape.drop(f"gradients of all {name}")
         if not stays:
             tape.drop(f"{GRADIENT}experts' {name}")
+        if made.moves and spec.parallelism.ep == 1:  # those that ep shares out are no business of DDP's
+            tape.gone(numel * made.e, "gradients")
     tape.drop("gradient of experts")
     tape.doing("router")
     tape.hold("gradient of pairs", pairs * w.h * w.e_c)
@@ -145,5 +149,4 @@ def mixture_backward(tape: Tape, spec: RunSpec, w: Widths, made: Made, out: str)
         "router input", "router logits", "router probabilities", "weights of the chosen", "router, copy"
     )
     tape.drop("the chosen, and their order", "load shares", "gradient of router input")
-    if made.stays is None:
-        tape.drop(f"{GRADIENT}router")
+    made.finish(tape, "router", moe.experts * w.h)

@@ -8,14 +8,14 @@ rises through the backward pass as layers give up what they kept and leave their
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.ledger.activations import layer_copies, stage_activations
 from harness.ledger.backward import Made, head_backward, layer_backward
 from harness.ledger.gathered import Gathered, gathered
 from harness.ledger.mixture import expert_gradients, experts_lie_whole
 from harness.ledger.placement import Stage, stages
-from harness.ledger.states import states
+from harness.ledger.states import bucketed_gradients, states
 from harness.ledger.tape import Bytes, Played, add
 from harness.ledger.terms import BYTES, total
 from harness.ledger.update import update_bytes
@@ -63,15 +63,40 @@ def _whole_model(spec: RunSpec, vocab_size: int | None, rank: int) -> Iterator[M
     lying = states(spec, vocab_size, rank)
     made = gradients_made(spec, w, groups)
     base: Bytes = add({"weights": lying.weights, "optimizer": lying.optimizer})
-    if made.stays is None or (groups is not None and spec.accumulation > 1):
+    if made.stays is None or (groups is not None and groups.added):
         base = add(base, {"gradients": lying.gradients})
     elif experts_lie_whole(spec):
         base = add(base, {"gradients": expert_gradients(spec, vocab_size, rank)})
     kept = stage_activations(spec, w, stage).saved
     start = add(base, {"activations": kept, "communication": groups.at_loss if groups else 0})
-    for held in loss_forward(spec, w, stage):
-        yield Moment("forward", "loss", add(start, held))
-    yield from stage_backward(spec, w, stage, made, start, groups)
+    for left, each in _micro_steps(spec, vocab_size, rank, made):
+        before = add(start, left)
+        for held in loss_forward(spec, w, stage):
+            yield Moment("forward", "loss", add(before, held))
+        yield from stage_backward(spec, w, stage, each, before, groups)
+
+
+def _micro_steps(
+    spec: RunSpec, vocab_size: int | None, rank: int, made: Made
+) -> Iterator[tuple[Bytes, Made]]:
+    """(what those before left beside the places of gradients, how its own come about) of the micro-steps of which one
+    holds most.
+
+    Without DDP that is any after the first. DDP's buckets take the gradients in the last micro-step alone: until then
+    they are added up beside them, and the last one moves them in one by one. So one in the middle holds both whole;
+    of two, the first comes to it and the second starts with it.
+    """
+    mesh = spec.parallelism
+    buckets = mesh.zero < 2 and mesh.dp * mesh.ep * mesh.cp > 1 and not spec.precision.main_gradients
+    if not buckets or spec.accumulation == 1:
+        yield {}, made
+        return
+    beside: Bytes = {"gradients": bucketed_gradients(spec, vocab_size, rank)}
+    if spec.accumulation > 2:
+        yield beside, made
+        return
+    yield {}, replace(made, stays="gradients")
+    yield beside, replace(made, moves=True)
 
 
 def stage_backward(
@@ -80,7 +105,9 @@ def stage_backward(
     """The backward pass of one microbatch through a stage, from what is held at its start; returns what is held
     after."""
     if stage.has_head:
-        head = head_backward(spec, w, made)
+        # Tied: the head's gradient waits for the embedding's, to be added to it.
+        waits = replace(made, stays=made.stays or "temporary", moves=False)
+        head = head_backward(spec, w, waits if spec.model.tie_embeddings else made)
         yield _at(now, head)
         now = add(now, head.end)
     layers = range(stage.first, stage.last)
@@ -95,17 +122,13 @@ def stage_backward(
     else:
         now = yield from _sharded_layers(known, now, groups)
     if stage.has_embedding:
-        # Tied: the head's gradient waits for the embedding's, and their sum is a third table.
-        tables = 1 if not spec.model.tie_embeddings else 3 if made.stays is None else 2
+        tables = 2 if spec.model.tie_embeddings else 1  # with the sum of both
         embedding: Bytes = {made.stays or "temporary": made.e * w.v * w.h * tables}
         yield Moment("backward", "embedding", add(now, embedding))
         if made.stays is not None and not spec.model.tie_embeddings:  # a tied one adds to what the head left
             now = add(now, embedding)
     if groups is not None:
-        reduced: Bytes = {
-            "communication": groups.root.reduce_input - groups.root.gathered,
-            "gradients": groups.root.reduce_output,
-        }
+        reduced: Bytes = {"communication": groups.root.reduce_input - groups.root.gathered}
         yield Moment("backward", "reduce-scatter of the root", add(now, reduced))
     return now
 
@@ -118,16 +141,20 @@ def _sharded_layers(
     for layer, played in sorted(layers.items(), reverse=True):
         group = groups.blocks[layer]
         buffers = groups.before(layer).largest + (group.gathered if groups.twice else 0)
+        if groups.twice:
+            copied_out: Bytes = {"communication": reducing + group.largest + group.gathered}
+            yield Moment("backward", "all-gather", add(now, copied_out))
         yield _at(add(now, {"communication": reducing + buffers}), played)
-        # All gradients of the group are there, its parameters freed, the input of the last reduce-scatter too.
-        reduced: Bytes = {
-            "communication": buffers - group.gathered + group.last_input,
-            "gradients": group.reduce_output,
-        }
-        yield Moment("backward", "reduce-scatter", add(now, played.end, reduced))
+        # All gradients of the group are there, its parameters freed, the input of the last reduce-scatter too. The
+        # gradients are copied into the input, then they make room for the output.
+        copied: Bytes = {"communication": buffers - group.gathered + group.last_input}
+        yield Moment("backward", "reduce-scatter", add(now, played.end, copied))
+        reduced: Bytes = {groups.reduced: group.reduce_output}
+        gone: Bytes = {"temporary": -played.left}
+        yield Moment("backward", "reduce-scatter", add(now, played.end, copied, gone, reduced))
         reducing = group.last_input
-        left: Bytes = {"temporary": -played.left, "gradients": group.reduce_output}
-        now = add(now, played.end, left, {} if groups.twice else {"communication": -group.gathered})
+        now = add(now, played.end, gone, groups.left(group))
+        now = now if groups.twice else add(now, {"communication": -group.gathered})
     return add(now, {"communication": reducing})
 
 

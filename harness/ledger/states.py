@@ -135,6 +135,13 @@ def states(spec: RunSpec, vocab_size: int | None = None, rank: int = 0) -> State
     )
 
 
+def bucketed_gradients(spec: RunSpec, vocab_size: int | None = None, rank: int = 0) -> int:
+    """Bytes of the gradients in DDP's buckets: all but those of experts that ep shares out."""
+    apart = spec.parallelism.ep > 1
+    theirs = (p for p in local_parameters(spec, vocab_size, rank) if not (apart and p.kind == "expert"))
+    return sum(p.numel for p in theirs) * BYTES[spec.precision.weights]
+
+
 def moment_bytes(spec: RunSpec) -> int:
     """Bytes an element of the optimizer's states."""
     precision = spec.precision
@@ -204,18 +211,35 @@ def explain_states(spec: RunSpec, vocab_size: int | None = None, rank: int = 0) 
     found = states(spec, vocab_size, rank)
     parameters = local_parameters(spec, vocab_size, rank)
     cut = shards(spec, rank)
-    whole = sum(p.numel for p in parameters)
-    stored = sum(shard_numel(p, *cut.of(p))[0] for p in parameters)
     weight = BYTES[spec.precision.weights]
-    shared = f"N / {cut.dense}, padded" if cut.dense > 1 else "N"
-    counted = f"{stored:,}" if cut.dense == 1 else f"{stored:,} (of {whole:,})"
     gradient = 4 if spec.precision.main_gradients else weight
-    terms = [
-        Term("weights", "parameters", f"{shared} · b_w", f"{counted} · {weight}", stored * weight),
-        Term("gradients", "gradients", f"{shared} · b_g", f"{counted} · {gradient}", found.gradients),
-    ]
+    experts = [p for p in parameters if p.kind == "expert"]
+    if experts and cut.expert != cut.dense:
+        dense = [p for p in parameters if p.kind != "expert"]
+        parts = [(" of dense layers", "N_dense", dense), (" of experts", "N_experts", experts)]
+    else:
+        parts = [("", "N", list(parameters))]
+    weights, gradients = [], []
+    for whose, symbol, part in parts:
+        over, _ = cut.of(part[0])
+        stored = sum(shard_numel(p, *cut.of(p))[0] for p in part)
+        shared = f"{symbol} / {over}, padded" if over > 1 else symbol
+        counted = f"{stored:,}" if over == 1 else f"{stored:,} (of {sum(p.numel for p in part):,})"
+        weights.append(
+            Term("weights", f"parameters{whose}", f"{shared} · b_w", f"{counted} · {weight}", stored * weight)
+        )
+        gradients.append(
+            Term(
+                "gradients",
+                f"gradients{whose}",
+                f"{shared} · b_g",
+                f"{counted} · {gradient}",
+                stored * gradient,
+            )
+        )
     if found.buffers:
-        terms.insert(1, Term("weights", "buffers", "scales, histories", f"{found.buffers:,}", found.buffers))
+        weights.append(Term("weights", "buffers", "scales, histories", f"{found.buffers:,}", found.buffers))
+    terms = [*weights, *gradients]
     terms.append(Term("optimizer", *_optimizer_words(spec), found.optimizer))
     return terms
 

@@ -77,6 +77,10 @@ class Tape:
             category, num_bytes = self._alive.pop(name, ("temporary", 0))
             self._now[category] -= num_bytes
 
+    def gone(self, num_bytes: int, category: Category) -> None:
+        """Part of something that lies there since before the start ends."""
+        self._now[category] -= num_bytes
+
     def played(self) -> Played:
         left = sum(num_bytes for name, (_, num_bytes) in self._alive.items() if name.startswith(GRADIENT))
         return Played(self._best, self._name, self._now, left)

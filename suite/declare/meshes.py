@@ -137,6 +137,11 @@ def _together(spec: RunSpec) -> Iterator[str]:
         yield f"cp {mesh.cp} computes the softmax product piece by piece; attention kernel eager keeps it whole"
     if mesh.pp > 1 and model.tie_embeddings:
         yield f"pp {mesh.pp} puts embedding and head of {model.name} on different ranks, and they are tied"
+    if mesh.pp > 1 and splits_backward(mesh.schedule) and spec.recompute == "full":
+        yield (
+            f"schedule {mesh.schedule} splits the backward pass, and with recompute full PyTorch computes a stage's "
+            "layers anew for each group of its weights; selective or none do"
+        )
     if mesh.pp > 1 and mesh.zero >= 2 and mesh.local_stages > MOST_STAGES_KEPT:
         yield (
             f"zero {mesh.zero} in a pipeline keeps at most {MOST_STAGES_KEPT} stages a rank gathered; "

@@ -41,6 +41,24 @@ SCHEMES = {
     "zero3 pp": {"dp": 2, "zero": 3, "pp": 2},
     "ddp pp tp": {"dp": 2, "pp": 2, "tp": 2},
 }
+ACCUMULATED = (
+    ("single", 3, "full"),
+    ("ddp", 2, "full"),
+    ("ddp", 3, "none"),
+    ("zero1", 2, "selective"),
+    ("zero1", 3, "full"),
+    ("zero2", 3, "selective"),
+    ("zero3", 2, "full"),
+    ("zero3", 3, "none"),
+    ("hsdp", 2, "selective"),
+    ("hsdp", 3, "full"),
+    ("tp", 3, "full"),
+    ("cp ring", 3, "selective"),
+    ("zero3 cp", 2, "full"),
+    ("zero3 cp", 3, "none"),
+    ("zero3 tp sp", 3, "selective"),
+)
+"""(scheme, micro-steps, recomputation)."""
 FSDP64: dict[str, Any] = {"dp": 64, "zero": 3}
 
 
@@ -62,6 +80,13 @@ def cases() -> list[dict[str, Any]]:
             found.append({**small, "optimizer": optimizer, "scheme": name, "mesh": SCHEMES[name]})
     for name in ("single", "ddp", "zero2", "zero3"):
         found.append({**small, "accumulation": 2, "scheme": name, "mesh": SCHEMES[name]})
+    for name, accumulation, recompute in ACCUMULATED:
+        accumulated = {"accumulation": accumulation, "recompute": recompute, "mesh": SCHEMES[name]}
+        found.append({**small, **accumulated, "scheme": name})
+    tiny = {"model": "llama-0.3m", "batch_size": 12, "seq_len": 48}  # weights and buffers are most of it
+    for name, accumulation, recompute in (("zero1", 3, "full"), ("hsdp", 3, "none"), ("zero3 cp", 2, "full")):
+        accumulated = {"accumulation": accumulation, "recompute": recompute, "mesh": SCHEMES[name]}
+        found.append({**tiny, **accumulated, "scheme": name})
     for name in ("single", "zero3"):
         found.append({**small, "kernel": "eager", "scheme": name, "mesh": SCHEMES[name]})
         found.append({**small, "model": "gpt2-124m", "batch_size": 12, "scheme": name, "mesh": SCHEMES[name]})
@@ -75,6 +100,14 @@ def cases() -> list[dict[str, Any]]:
         {**long, "model": "llama2-7b", "batch_size": 1, "precision": "bf16-pure"},
         {**long, "model": "qwen3-8b", "batch_size": 1, "recompute": "selective"},
         {**long, "model": "llama2-7b", "batch_size": 64, "mesh": {"dp": 64, "zero": 2}, "recompute": "full"},
+        {
+            **long,
+            "model": "llama2-7b",
+            "batch_size": 24,
+            "accumulation": 3,
+            "mesh": {"dp": 8, "zero": 1},
+            "recompute": "full",
+        },
         {
             **long,
             "model": "llama2-7b",

@@ -28,6 +28,7 @@ def test_recorded(title):
 def test_enough_are_recorded():
     assert len(RECORDED) >= 60
     models = {CASES[title]["model"] for title in RECORDED}
+    assert len([title for title in RECORDED if CASES[title].get("accumulation", 1) > 1]) >= 20
     assert {"llama2-7b", "llama3-8b", "llama3-70b", "llama3-405b"} <= models
 
 

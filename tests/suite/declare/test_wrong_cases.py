@@ -121,6 +121,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("cp and sequence", RUN + "precision: bf16, parallelism: ¶{cp: 3}}\n", "no multiple of 6"),
     ("cp and kept scores", RUN + "precision: bf16, attention.kernel: eager, parallelism: ¶{cp: 2}}\n", "attention kernel eager keeps it whole; nearest of 2 ranks: {dp: 2}"),
     ("pp and tied weights", RUN + "precision: bf16, model.tie_embeddings: true, parallelism: ¶{pp: 2}}\n", "and they are tied; nearest of 2 ranks: {dp: 2}"),
+    ("split backward and full recomputation", Q + "base: {model: llama-0.8m, tokens: 4k, precision: bf16, recompute: full, parallelism: ¶{pp: 2, schedule: zero-bubble}}\n", "computes a stage's layers anew for each group of its weights; selective or none do; nearest of 2 ranks: {pp: 2}"),
     ("experts of a dense model", RUN + "precision: bf16, parallelism: ¶{ep: 2}}\n", "no experts to share out; nearest of 2 ranks: {dp: 2}"),
     ("experts of another number", RUN + "precision: bf16, model.moe: {experts: 6}, batch_size: 16, parallelism: ¶{ep: 4}}\n", "ep 4 does not divide the 6 experts of llama-0.3m; nearest of 4 ranks: {dp: 2, ep: 2}"),
     ("another number of ranks", RUN + "precision: bf16, parallelism: ¶{dp: 2, pp: 2, ranks: 8}}\n", "dp 2 · pp 2 makes 4 ranks, not 8; nearest of 8 ranks: {dp: 4, pp: 2, microbatches: 2}"),
