@@ -30,7 +30,7 @@ def context(model: torch.nn.Module, **more: Any) -> Any:
     """A stand-in for RunContext with a plain module."""
     from types import SimpleNamespace
 
-    return SimpleNamespace(model=model, record=Records(), first_step=1, **more)
+    return SimpleNamespace(model=model, strategy=None, record=Records(), first_step=1, **more)
 
 
 def test_loss_and_rate_each_step(train: Train) -> None:
