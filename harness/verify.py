@@ -22,10 +22,10 @@ from harness.precision.backends.torch_native import ScaledLinear
 from harness.precision.cast import dequantize
 from harness.precision.linear import Linear, QuantizedLinear, apply_recipe
 from harness.precision.noise import noise_seed
-from harness.precision.operands import ALONG, FIRST, GEMMS, ROLES
 from harness.precision.scaling import Quantizer
 from harness.spec import PrecisionSpec
 from harness.spec.notation import parse_cast
+from harness.spec.roles import ALONG, FIRST, GEMMS, ROLES
 
 Status = Literal["ok", "wrong", "skipped"]
 TOLERANCE = 0.05

@@ -9,15 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.spec import ModelSpec, QuantizerSpec, RecipeSpec, RunSpec
-
-Role = Literal["activations", "weights", "gradients"]
-_ROLES: dict[str, tuple[Role, Role]] = {
-    "forward": ("activations", "weights"),
-    "dgrad": ("gradients", "weights"),
-    "wgrad": ("gradients", "activations"),
-}
-_FIRST: dict[Role, str] = {"activations": "forward", "weights": "forward", "gradients": "dgrad"}
-_SECOND: dict[Role, str] = {"activations": "wgrad", "weights": "dgrad", "gradients": "wgrad"}
+from harness.spec.roles import FIRST, SECOND, Role, is_shared, spec_of
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ def kept_operand(spec: RunSpec, role: Role) -> Operand:
     """What is kept of `activations` or `weights` between the forward GEMM and the second one that reads them."""
     recipe = spec.precision.recipe
     assert recipe is not None
-    quantizer = _of(recipe, _FIRST[role], role)
+    quantizer = spec_of(recipe, FIRST[role], role)
     compute = 4 if spec.precision.compute == "fp32" else 2
     if quantizer is None:
         return Operand(is_shared(recipe, role), compute, "none")
@@ -99,32 +91,11 @@ def kept_operand(spec: RunSpec, role: Role) -> Operand:
     return Operand(is_shared(recipe, role), compute if exact else 4, scale)
 
 
-def is_shared(recipe: RecipeSpec, role: Role) -> bool:
-    """Whether the second GEMM that reads `role` takes what the first one read (harness.precision.operands)."""
-    second = _SECOND[role]
-    first, wanted = _of(recipe, _FIRST[role], role), _of(recipe, second, role)
-    if first != wanted:
-        return False
-    if wanted is None:
-        return True
-    other = next(name for name in _ROLES[second] if name != role)
-    if _of(recipe, second, other) is None:
-        return wanted.scaling != "row"
-    if wanted.hadamard or wanted.keep_top:
-        return False
-    across, along = wanted.block_shape or (0, 0)
-    return wanted.scaling != "row" and across == along
-
-
-def _of(recipe: RecipeSpec, gemm: str, role: Role) -> QuantizerSpec | None:
-    return recipe.operands(gemm)[_ROLES[gemm].index(role)]
-
-
 def _quantizers(recipe: RecipeSpec) -> Iterator[QuantizerSpec]:
     """Those of one linear: one for each role's first cast, and one for a second cast of its own."""
-    for role in _FIRST:
+    for role in FIRST:
         shared = is_shared(recipe, role)
-        for gemm in (_FIRST[role],) if shared else (_FIRST[role], _SECOND[role]):
-            quantizer = _of(recipe, gemm, role)
+        for gemm in (FIRST[role],) if shared else (FIRST[role], SECOND[role]):
+            quantizer = spec_of(recipe, gemm, role)
             if quantizer is not None:
                 yield quantizer

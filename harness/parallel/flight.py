@@ -76,6 +76,10 @@ class Flight:
     """Oldest first."""
 
 
+def _truncate(fd: int, _start: int, size: int) -> None:
+    os.ftruncate(fd, size)
+
+
 class FlightWriter:
     """Writes one rank's file. Not thread-safe: a rank issues its operations from one thread at a time."""
 
@@ -84,7 +88,8 @@ class FlightWriter:
         size = _RECORDS_AT + slots * _RECORD.size
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            os.ftruncate(fd, size)
+            # Taken from the disk now: on a full one, writing to a mapped hole would kill the process.
+            getattr(os, "posix_fallocate", _truncate)(fd, 0, size)
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)

@@ -20,23 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.precision import accumulate
-from harness.precision.operands import (
-    ALONG,
-    CARRIERS,
-    FIRST,
-    GEMMS,
-    ROLES,
-    SECOND,
-    GemmName,
-    Operand,
-    Role,
-    carrier,
-    is_shared,
-    rescale,
-    spec_of,
-)  # fmt: skip
+from harness.precision.operands import CARRIERS, Operand, carrier, rescale
 from harness.precision.scaling import Quantizer, end_steps
 from harness.spec import PrecisionSpec, RecipeSpec
+from harness.spec.roles import ALONG, FIRST, GEMMS, ROLES, SECOND, GemmName, Role, is_shared, spec_of
 
 _BLOCK = re.compile(r"layers\.(\d+)\.")
 

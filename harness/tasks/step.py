@@ -47,6 +47,9 @@ def step(spec: RunSpec, request: dict[str, Any], journal: JournalWriter, checkpo
         journal.measure(last, {"step_ms": 1000 * statistics.median(seconds)})
         record(journal, ranks, last)
         record_per_parameter(journal, spec, ranks, last)
+        journal.note(
+            "peak_of_tries", [each.total for each, _, _ in tries], "rank 0's peaks; the smallest one counts"
+        )
         journal.note("largest_at_peak", describe(held), "the largest tensors of rank 0 at its peak")
         if run.device.type == "cuda":
             _record_allocator(journal, allocator, held.total, last)

@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -21,7 +22,7 @@ from harness.ledger.step import Collective, RankStep
 from harness.spec import RunSpec
 from harness.spec.tasks import ONE_STEP
 
-CODE = ("attention", "models", "optim", "parallel", "precision", "spec", "tasks", "trace")
+CODE = ("attention", "ledger", "models", "optim", "parallel", "precision", "spec", "tasks", "trace")
 
 
 def to_json(ranks: Sequence[RankStep]) -> list[dict[str, Any]]:
@@ -58,10 +59,13 @@ def known_or_made(spec: RunSpec, folder: Path, make: Callable[[], Sequence[RankS
     except (OSError, ValueError, TypeError, KeyError):  # none, or cut short
         pass
     ranks = list(make())
-    folder.mkdir(parents=True, exist_ok=True)
     making = file.with_suffix(f".{os.getpid()}")
-    making.write_text(json.dumps(to_json(ranks)), "utf-8")
-    making.replace(file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        making.write_text(json.dumps(to_json(ranks)), "utf-8")
+        making.replace(file)
+    except OSError as error:  # a full disk must not cost the answer
+        print(f"the trace could not be kept in {folder}: {error}", file=sys.stderr)
     return ranks
 
 

@@ -71,7 +71,6 @@ def ledger(
       suite ledger --model gpt2-124m --precision bf16-master --fits 24GiB
       suite ledger --model llama3-405b --parallelism dp=64,zero=3,tp=8,pp=8,sequence_parallel=true --explain
     """
-    from suite.cli.ledger_tables import Tables
     from suite.ledger import Question, ask
 
     limit = None if fits is None else _limit(fits)
@@ -90,15 +89,25 @@ def ledger(
             sets=tuple(set_ or ()),
         )
     )
-    tracing: tuple[RankStep, ...] | None = None
-    if trace:
-        from suite.tracing import trace as trace_step
-
-        say("tracing the step; seconds for 7B, minutes for 405B")
-        tracing = trace_step(answer.spec)
+    tracing = _trace(answer) if trace else None
     if json:
         print_json(_as_json(answer, tracing, limit, explain))
-        return
+    else:
+        _print(answer, tracing, limit, str(fits), explain)
+
+
+def _trace(answer: Answer) -> tuple[RankStep, ...]:
+    from suite.tracing import trace
+
+    say("tracing the step; seconds for 7B, minutes for 405B")
+    return trace(answer.spec)
+
+
+def _print(
+    answer: Answer, tracing: tuple[RankStep, ...] | None, limit: int | None, fits: str, explain: bool
+) -> None:
+    from suite.cli.ledger_tables import Tables
+
     for name, reason in answer.chosen.items():
         say(f"{name} was not given: {reason}")
     if answer.warning:
@@ -112,7 +121,7 @@ def ledger(
     if tracing is not None:
         tables.beside(answer, tracing)
     if limit is not None:
-        tables.fits(limit, str(fits))
+        tables.fits(limit, fits)
 
 
 def _limit(text: str) -> int:

@@ -132,7 +132,7 @@ def _metrics() -> Rows:
 
 
 def _measures() -> Rows:
-    from suite.judge.measures import STATISTICS
+    from suite.judge.catalogue import STATISTICS
 
     return [
         {

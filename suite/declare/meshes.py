@@ -131,6 +131,8 @@ def _batch(spec: RunSpec) -> Iterator[str]:
 
 def _together(spec: RunSpec) -> Iterator[str]:
     model, mesh = spec.model, spec.parallelism
+    if mesh.zero and mesh.dp * mesh.ep * mesh.cp == 1:
+        yield f"zero {mesh.zero} shards over dp, ep and cp, and they have one rank between them"
     if mesh.cp > 1 and mesh.context == "native" and spec.device == "cpu":
         yield "context native: PyTorch's context parallelism has no kernels for a CPU; ring and all-gather run there"
     if mesh.cp > 1 and spec.attention.kernel == "eager":
@@ -147,10 +149,6 @@ def _together(spec: RunSpec) -> Iterator[str]:
             f"zero {mesh.zero} in a pipeline keeps at most {MOST_STAGES_KEPT} stages a rank gathered; "
             f"got stages_per_rank {mesh.local_stages}"
         )
-    if model.moe is not None and mesh.tp > 1:
-        yield f"tp {mesh.tp} cuts dense feed-forwards; the experts of {model.name} are shared out by ep"
-    if model.moe is not None and model.moe.capacity_factor and mesh.cp > 1:
-        yield f"cp {mesh.cp} cuts sequences, and the experts of {model.name} have a capacity for each whole one"
 
 
 def not_carried_out(spec: RunSpec) -> str | None:

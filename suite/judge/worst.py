@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from suite.judge.measures import RANK, Comparison, Point
+from suite.judge.catalogue import Point
+from suite.judge.measures import RANK, Comparison
 from suite.judge.pairing import Pair, Unit
 from suite.judge.reasons import arm_name
 

@@ -43,7 +43,7 @@ _STUDY_CURVES = ("quant_sqnr_db", "quant_clipped_fraction", "quant_flushed_fract
 """A study of tensors has three scopes; a training run has one for each cast, which is too many lines."""
 _INK = Look(0, "", "circle")
 _RATES = ("tokens_per_s", "mfu", "model_flops_per_s", "train_seconds")
-"""Of an emulated run these would pass for the format's speed."""
+"""Of an emulated run these would pass for the format's speed, of ranks on one CPU for the scheme's."""
 _RANK = re.compile(r"rank(\d+)(?:\.|$)")
 _BY_RANK = ("peak_bytes", "state_bytes", "saved_bytes", "comm_count", "comm_bytes", "step_flops")
 MAX_RANKS = 8
@@ -96,7 +96,10 @@ class RunPage:
     readings: tuple[Reading, ...]
     ranks: RankTable | None
     """What each rank of a step keeps and sends; None for other runs."""
-    cost_of_emulation: tuple[Reading, ...]
+    shares_cores: bool
+    """Its ranks share one CPU."""
+    cost: tuple[Reading, ...]
+    """Times that are no speed: of emulation, or of ranks that share one CPU."""
     notes: tuple[Note, ...]
     command: str
     journal: str
@@ -114,7 +117,9 @@ def run_page(
     row = evidence.rows[run.key]
     environment = evidence.environment(run.key)
     base = run.spec.start_from.key if run.spec.start_from is not None else ""
-    readings, cost = _readings(row, points, by_scope=not run.spec.is_training)
+    readings, cost = _readings(
+        row, points, by_scope=not run.spec.is_training, shares_cores=run.spec.shares_cores
+    )
     return RunPage(
         key=run.key,
         title=labels_text(run.labels) if run.role != "base" else "Base run, shared by the arms",
@@ -132,7 +137,8 @@ def run_page(
         charts=tuple(_charts(run, points)),
         readings=readings,
         ranks=_ranks(points, run.key),
-        cost_of_emulation=cost,
+        shares_cores=run.spec.shares_cores,
+        cost=cost,
         notes=note_section(evidence, [run.key]),
         command=_command(run, row),
         journal=f"journals/{row.key}/{row.attempt}/",
@@ -246,17 +252,17 @@ def _line(steps: list[int], values: list[float]) -> Band:
 
 
 def _readings(
-    row: RunRow, points: Points, *, by_scope: bool
+    row: RunRow, points: Points, *, by_scope: bool, shares_cores: bool
 ) -> tuple[tuple[Reading, ...], tuple[Reading, ...]]:
-    """Every recorded metric in a line, or with `by_scope` each of its scopes; times of emulated runs stand apart,
-    their rates are left out."""
+    """Every recorded metric in a line, or with `by_scope` each of its scopes; times of emulated runs, and of
+    ranks that share one CPU, stand apart; their rates are left out."""
     results: list[Reading] = []
     cost: list[Reading] = []
-    emulated = row.fidelity != "native"
+    no_speed = row.fidelity != "native" or shares_cores
     for name, info in METRICS.items():
-        if emulated and name in _RATES:
+        if no_speed and name in _RATES:
             continue
-        apart = cost if emulated and info.kind == "speed" else results
+        apart = cost if no_speed and (info.kind == "speed" or name == "comm_ms") else results
         scopes = {s: c for s, c in points.scopes(name, row.key).items() if not _RANK.match(s)}
         if by_scope or name in _BY_SCOPE:
             apart += [r for scope in sorted(scopes) if (r := _reading(name, {scope: scopes[scope]}, scope))]

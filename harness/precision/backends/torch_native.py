@@ -21,9 +21,9 @@ from harness.precision.backends.products import MULTIPLES, multiply
 from harness.precision.backends.requirements import gemm_scheme
 from harness.precision.hadamard import transform
 from harness.precision.linear import Linear, QuantizedLinear, apply_recipe
-from harness.precision.operands import ALONG, FIRST, GEMMS, ROLES, SECOND, GemmName, Role
 from harness.precision.scaling import Quantizer
 from harness.spec import PrecisionSpec, RecipeSpec
+from harness.spec.roles import ALONG, FIRST, GEMMS, ROLES, SECOND, GemmName, Role
 
 Side = Operand | Tensor
 """One side of a GEMM with the contraction last: quantised, or in the compute dtype."""

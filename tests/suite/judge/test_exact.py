@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from suite.judge.catalogue import STATISTICS
 from suite.judge.decision import decide, make_rule
-from suite.judge.measures import STATISTICS, find_measure
+from suite.judge.measures import find_measure
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from results.records import METRICS
-from suite.judge.measures import STATISTICS, UnknownMeasureError, find_measure, scope_matches
+from suite.judge.catalogue import STATISTICS
+from suite.judge.measures import UnknownMeasureError, find_measure, scope_matches
 
 LOSS = [("", step, float(step)) for step in range(1, 11)]
 
