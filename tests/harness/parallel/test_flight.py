@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,15 @@ import pytest
 from harness.parallel.flight import FlightWriter, read_flight, read_flights
 
 RANKS = (0, 1)
+
+
+def test_a_full_disk_is_an_error_and_no_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        FlightWriter(tmp_path / "rank0.flight", 0, 2)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -68,6 +68,13 @@ def test_the_mesh_is_part_of_the_key_and_its_name_is_not() -> None:
     assert stored.key(make_spec({"dp": 2})) != stored.key(make_spec({"dp": 2, "zero": 3}))
 
 
+def test_an_answer_that_cannot_be_kept_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "no folder"
+    folder.write_text("")
+    assert stored.known_or_made(make_spec(), folder, lambda: [STEP]) == [STEP]
+    assert "could not be kept" in capsys.readouterr().err
+
+
 def test_an_answer_is_given_again_and_a_broken_file_is_not(tmp_path: Path) -> None:
     calls: list[int] = []
 

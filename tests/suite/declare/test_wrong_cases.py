@@ -125,6 +125,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("experts of a dense model", RUN + "precision: bf16, parallelism: ¶{ep: 2}}\n", "no experts to share out; nearest of 2 ranks: {dp: 2}"),
     ("experts of another number", RUN + "precision: bf16, model.moe: {experts: 6}, batch_size: 16, parallelism: ¶{ep: 4}}\n", "ep 4 does not divide the 6 experts of llama-0.3m; nearest of 4 ranks: {dp: 2, ep: 2}"),
     ("another number of ranks", RUN + "precision: bf16, parallelism: ¶{dp: 2, pp: 2, ranks: 8}}\n", "dp 2 · pp 2 makes 4 ranks, not 8; nearest of 8 ranks: {dp: 4, pp: 2, microbatches: 2}"),
+    ("nothing to shard", RUN + "precision: bf16, parallelism: ¶{tp: 2, zero: 3}}\n", "zero 3 shards over dp, ep and cp, and they have one rank between them; nearest of 2 ranks: "),
     ("replicas of DDP", RUN + "precision: bf16, parallelism: ¶{dp: 4, replicas: 2}}\n", "replicas 2 (HSDP) needs zero 2 or 3 and a dp that it divides, got zero 0, dp 4; nearest of 4 ranks: {dp: 4}"),
     ("replicas that do not divide", RUN + "precision: bf16, parallelism: ¶{dp: 4, zero: 3, replicas: 3}}\n", "nearest of 4 ranks: {dp: 4, zero: 3}"),
     ("sequence parallel without tp", RUN + "precision: bf16, parallelism: ¶{dp: 2, sequence_parallel: true}}\n", "it needs tp of at least 2; nearest of 2 ranks: {dp: 2}"),
