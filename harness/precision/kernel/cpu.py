@@ -29,6 +29,7 @@ STREAM_BYTES = 32 * 2**20
 """Outputs from this size on are written past the caches, which could not hold them; it saves reading them first."""
 PARALLEL_ELEMENTS = 2**16
 """Below this a second thread costs more than it does."""
+FP32_MAX = (2 - 2.0**-23) * 2.0**127
 
 _NARROW, _WIDE, _WHOLE, _TABLE = range(4)
 _GIVEN, _ENCODE, _STEP, _MX, _NVFP4 = range(5)
@@ -113,7 +114,7 @@ def cast_tensor(
           mapped already saves its first touch, which costs more than the cast.
     """
     library = _library()[0]
-    if library is None or x.device.type != "cpu" or not x.numel():
+    if library is None or not x.is_cpu or not x.numel():
         return None
     plan = _plan(spec, along, dequantized)
     if plan is None:
@@ -131,33 +132,31 @@ def cast_tensor(
 
     job = _Job.from_buffer_copy(plan.job)
     own_amax = torch.empty(())
-    job.x, job.out, job.amax = _address(x), _address(values), _address(own_amax)
-    job.in_bf16, job.out_bf16 = x.dtype == torch.bfloat16, carrier == torch.bfloat16
+    fake = isinstance(x, FakeTensor) or isinstance(
+        values, FakeTensor
+    )  # as harness.trace casts: nothing to compute
+    job.x, job.out, job.amax = (0, 0, 0) if fake else (x.data_ptr(), values.data_ptr(), own_amax.data_ptr())
+    job.in_bf16, job.out_bf16 = x.dtype is torch.bfloat16, carrier is torch.bfloat16
     if (reference := scale if scale is not None else amax) is not None:
-        reference = reference.detach().to("cpu", torch.float32).contiguous()
-        job.given = _address(reference)
+        if reference.dtype is not torch.float32 or not reference.is_cpu:
+            reference = reference.detach().to("cpu", torch.float32)
+        job.given = 0 if fake else reference.data_ptr()
         if scale is not None:
             job.rule.rule = _GIVEN
     elif spec.scaling == "delayed" and job.rule.rule == _GIVEN:
         return None
     inverse = None
-    if plan.inverse == "tensor":
-        inverse = torch.empty(())
-        job.inverse = _address(inverse)
-    elif plan.inverse == "row":
-        inverse = torch.empty(rows if along == 1 else cols)
-        job.inverse = _address(inverse)
+    if plan.inverse is not None:
+        inverse = torch.empty(()) if plan.inverse == "tensor" else torch.empty(rows if along == 1 else cols)
+        job.inverse = 0 if fake else inverse.data_ptr()
     if spec.scaling == "row":
         job.block_rows, job.block_cols = (1, max(cols, 2)) if along == 1 else (rows, 1)
     if seed is not None:
         job.grid.key0, job.grid.key1 = noise_keys(seed)
     out_stride = values.stride(0)
     itemsize = values.itemsize
-    job.stream = (
-        rows * cols * itemsize >= STREAM_BYTES
-        and plan.streams
-        and (_address(values) | out_stride * itemsize) % 64 == 0
-    )
+    if rows * cols * itemsize >= STREAM_BYTES:
+        job.stream = plan.streams(itemsize) and (job.out | out_stride * itemsize) % 64 == 0
     one_row = job.block_cols == 0 or (
         spec.scaling != "row" and job.block_rows == 1 and cols % job.block_cols == 0
     )
@@ -166,21 +165,16 @@ def cast_tensor(
     job.rows, job.cols, job.row_stride, job.out_stride = rows, cols, row_stride, out_stride
     threads = torch.get_num_threads()
     job.threads = threads if threads > 1 and rows * cols >= PARALLEL_ELEMENTS else 1
-    sums = (ctypes.c_double * 6)()
     if collect:
+        sums = (ctypes.c_double * 6)()
         job.statistics = ctypes.addressof(sums)
-    if job.x:
+    if not fake:
         library.quantize(ctypes.addressof(job))
     one_scale = spec.scaling in ("none", "static", "delayed", "current") or (
         spec.scaling == "row" and x.shape[1 - along] == 1
     )
     statistics = _statistics(sums, float(own_amax), one_scale) if collect else None
     return CastResult(values, inverse, own_amax, statistics, along)
-
-
-def _address(tensor: Tensor) -> int:
-    """0 for a tensor without data, as harness.trace casts them: then there is nothing to compute."""
-    return 0 if isinstance(tensor, FakeTensor) else tensor.data_ptr()
 
 
 def _statistics(sums: ctypes.Array[ctypes.c_double], amax: float, one_scale: bool) -> CastStatistics:
@@ -218,11 +212,11 @@ def _nvfp4_dequantized(
 
 
 def _checked(out: Tensor, rows: int, cols: int, carrier: torch.dtype) -> Tensor:
-    if out.dtype != carrier or out.shape != (rows, cols) or out.device.type != "cpu":
+    if out.dtype is not carrier or out.shape != (rows, cols) or not out.is_cpu:
         raise ValueError(
             f"out must be {carrier} [{rows}, {cols}] on the CPU, got {out.dtype} {list(out.shape)}"
         )
-    if out.stride(1) != 1 or out.stride(0) < cols:
+    if not out.is_contiguous() and (out.stride(1) != 1 or out.stride(0) < cols):
         raise ValueError(f"out must have contiguous columns and rows apart, got strides {out.stride()}")
     return out
 
@@ -233,8 +227,11 @@ class _Plan:
     def __init__(self, job: _Job, inverse: str | None, keep: tuple[object, ...]) -> None:
         self.job = job
         self.inverse = inverse
-        self.streams = job.block_cols in (0, 1) or job.block_cols % 16 == 0
         self._keep = keep
+
+    def streams(self, itemsize: int) -> bool:
+        """Whether blocks begin where the kernel's stores must: 64 bytes apart, 32 for a lone half register of BF16."""
+        return self.job.block_cols in (0, 1, 16) or self.job.block_cols * itemsize % 64 == 0
 
 
 _plans: dict[tuple[int, int, bool], tuple[QuantizerSpec, _Plan | None]] = {}
@@ -249,6 +246,15 @@ def _plan(spec: QuantizerSpec, along: int, dequantized: bool) -> _Plan | None:
             _plans.clear()
         known = _plans[key] = (spec, _make_plan(spec, along, dequantized))
     return known[1]
+
+
+def _below(value: float) -> float:
+    """The FP32 number before a positive one; of what FP32 cannot hold, its largest."""
+    if value > FP32_MAX:
+        return FP32_MAX
+    (bits,) = struct.unpack("<i", struct.pack("<f", value))
+    (below,) = struct.unpack("<f", struct.pack("<i", bits - 1))
+    return float(below)
 
 
 @lru_cache(maxsize=1024)
@@ -268,7 +274,8 @@ def _make_plan(spec: QuantizerSpec, along: int, dequantized: bool) -> _Plan | No
         grid.mantissa_bits, grid.min_normal = mantissa_bits, fmt.min_normal
         grid.special = spec.overflow == "special" and fmt.specials != "none"
         grid.beyond = math.inf if fmt.has_infinity else math.nan
-        job.safe = maximum * (1 + 2.0**-20)
+        half_step = 2.0 ** (fmt.max_exponent - fmt.mantissa_bits - 1)
+        job.safe = _below(maximum + half_step)
     elif isinstance(fmt, IntFormat):
         maximum, emax, mantissa_bits = float(fmt.max), 0, 6
         grid.kind, grid.asymmetric = _WHOLE, not fmt.symmetric

@@ -5,15 +5,16 @@
 // shortest instruction sequence that gives those bits runs, elsewhere the general one. Sums of statistics are folded
 // in the tiles' order.
 
+#include <memory>
 #include <vector>
 
-#include "tiles.h"
+#include "groups.h"
 
 namespace {
 
 enum Choice { GENERAL, NARROW_PLAIN, NARROW_CLAMPED, SHIFTED_PLAIN, SHIFTED_CLAMPED, COUNTED, COUNTED_ASYMMETRIC, BITS, NOISY, LEVELS };
 
-constexpr int64_t TENSOR_TILE = 4096, FLAT_TILE = 2048, DEEP_TILE = 32768, COLUMN_BYTES = 1 << 19;
+constexpr int64_t TENSOR_TILE = 4096, FLAT_TILE = 2048, DEEP_TILE = 32768, COLUMN_BYTES = 1 << 19, CHUNK = 1 << 15;
 
 template <class In, class Out>
 struct Engine {
@@ -22,6 +23,7 @@ struct Engine {
     Scale whole;           // of the tensor, where it has one
     vf outer;
     int32_t known_amax = -1;  // the tensor's own, where it was looked up beforehand
+    int32_t* known_maxima = nullptr;  // its blocks', where they were
     bool exact, stream, statistics, levels;
 
     explicit Engine(const Job& j) : job(j), g(j.grid), whole{}, statistics(j.statistics) {
@@ -46,12 +48,15 @@ struct Engine {
 
     bool noisy() const { return g.kind == NARROW && g.rounding == STOCHASTIC && g.mantissa_bits <= 12; }
 
+    // Scaled magnitudes that need no clamping; what is clamped is counted on the way.
+    float unclamped() const { return statistics && job.clip_threshold < job.safe ? job.clip_threshold : job.safe; }
+
     // The cheapest operation for elements up to `amax` (bits) under factor `encode`.
     Choice choose(int32_t amax, float encode) const {
         if (amax >= EXPONENT) return GENERAL;
         float top = float_of(amax) * encode;
         if (g.kind == NARROW && g.rounding == NEAREST && g.mantissa_bits <= 12) {
-            if (top <= job.safe) return NARROW_PLAIN;
+            if (top <= unclamped()) return NARROW_PLAIN;
             return g.special || !(top < __builtin_inff()) ? GENERAL : NARROW_CLAMPED;
         }
         if (noisy() && top < __builtin_inff() && (!g.special || top <= g.max)) return NOISY;
@@ -248,7 +253,7 @@ struct Engine {
         scaled = horizontal_max(worst), largest = horizontal_max(most);
         if (largest >= EXPONENT || scaled >= EXPONENT) return GENERAL;
         const float top = float_of(scaled);
-        bool fits = top <= job.safe;
+        const bool fits = top <= (g.kind == NARROW ? unclamped() : job.safe);
         if (noisy() && (!g.special || top <= g.max)) return NOISY;
         if (levels && (job.multiply || job.block_cols == 1)) return LEVELS;
         if (g.kind == WHOLE && g.rounding == NEAREST && g.before == 1.0f && fits)
@@ -258,7 +263,7 @@ struct Engine {
             // decode = 2^E with: floor 2^(E + emin) normal in FP32, and 1.5 * 2^(E + emax + 1 + 23 - M) finite
             const int32_t e_min = (bits_of(g.min_normal) >> 23) - 127, e_max = (bits_of(g.max) >> 23) - 127;
             const int32_t lowest = (-126 - e_min + 127) << 23, highest = (126 - 24 + g.mantissa_bits - e_max + 127) << 23;
-            const float least = 1.5f * g.min_normal, max = clamp_for(g);
+            const float least = g.min_normal, max = clamp_for(g);
             vi outside = splat(0);
             for (int k = 0; k < count; k += LANES) {
                 vi amax;
@@ -540,6 +545,29 @@ struct Engine {
         known_amax = seen.amax;
     }
 
+#if QUANTIZE_AVX512
+    // The same, with the maxima of blocks of 16, which cost nothing while memory is waited for.
+    bool can_keep_maxima() const {
+        return fast_group<In, Out>(job) == Fast::NVFP4 && job.cols % (blocks_in_group(16) * 16) == 0 && !few();
+    }
+    void look_at_blocks() {
+        const int64_t pieces = (job.cols + CHUNK - 1) / CHUNK;
+        Totals seen;
+        parallel(job.rows * pieces, [&](int64_t t, Totals& part) {
+            int64_t row = t / pieces, col = t % pieces * CHUNK, n = job.cols - col < CHUNK ? job.cols - col : CHUNK;
+            int32_t* to = known_maxima + (row * job.cols + col) / 16;
+            vi largest = splat(0);
+            for (int64_t i = 0; i < n; i += 16 * LANES, to += LANES) {
+                const vi amax = maxima_of_blocks<16, LANES>(x(row, col + i));
+                largest = larger(largest, amax);
+                memcpy(to, &amax, sizeof amax);
+            }
+            part.amax = horizontal_max(largest);
+        }, seen);
+        known_amax = seen.amax;
+    }
+#endif
+
     // The tensor's one scale; false where the scale of a block follows.
     void find_scale() {
         float encode = 1, decode = 1, zero = 0;
@@ -572,6 +600,22 @@ struct Engine {
         if (job.statistics) job.statistics[5] = encode;
     }
 
+#if QUANTIZE_AVX512
+    void run_in_groups(Fast fast, Totals& totals) const {
+        const int64_t group = blocks_in_group(job.block_cols) * job.block_cols, chunk = CHUNK / group * group;
+        const int64_t pieces = (job.cols + chunk - 1) / chunk;
+        parallel(job.rows * pieces, [&](int64_t t, Totals& part) {
+            const int64_t row = t / pieces, col = t % pieces * chunk;
+            const int64_t n = job.cols - col < chunk ? job.cols - col : chunk;
+            const int32_t* maxima = known_maxima ? known_maxima + (row * job.cols + col) / job.block_cols : nullptr;
+            vi largest = splat(0);
+            int64_t done = n < group ? 0 : group * run_groups(fast, job, x(row, col), out(row, col), n / group, maxima, largest);
+            part.amax = horizontal_max(largest);
+            for (; done < n; done += FLAT_TILE) block_tile(row, col + done, 1, n - done < FLAT_TILE ? n - done : FLAT_TILE, part);
+        }, totals);
+    }
+#endif
+
     void run(Totals& totals) {
         if (!job.block_cols) {
             find_scale();
@@ -592,6 +636,10 @@ struct Engine {
             int64_t blocks = (height == 1 ? FLAT_TILE : DEEP_TILE) / height / job.block_cols;
             width = job.block_cols * (blocks < 1 ? 1 : blocks > MAX_BLOCKS ? MAX_BLOCKS : blocks);
         }
+#if QUANTIZE_AVX512
+        if (const Fast fast = fast_group<In, Out>(job); fast != Fast::NONE && !few())
+            return run_in_groups(fast, totals);
+#endif
         const int64_t pieces = (job.cols + width - 1) / width;
         parallel(groups * pieces, [&](int64_t t, Totals& part) {
             int64_t row = t / pieces * height, col = t % pieces * width;
@@ -603,20 +651,30 @@ struct Engine {
 
 template <class In, class Out>
 void run(Job& job) {
+    std::unique_ptr<int32_t[]> maxima;
     if (job.rule.rule == NVFP4) {
         float amax;
         if (job.given) {
             amax = *job.given;
         } else {
             Engine<In, Out> first(job);
+#if QUANTIZE_AVX512
+            job.rule.outer = 1.0f;
+            if (first.can_keep_maxima()) maxima.reset(new int32_t[job.rows * job.cols / 16]);
+            first.known_maxima = maxima.get();
+            maxima ? first.look_at_blocks() : first.look();
+#else
             first.look();
+#endif
             amax = float_of(first.known_amax);
         }
         job.rule.outer = nvfp4_outer(amax);
         if (job.inverse) *job.inverse = 1.0f / job.rule.outer;
     }
     Totals totals;
-    Engine<In, Out>(job).run(totals);
+    Engine<In, Out> engine(job);
+    engine.known_maxima = maxima.get();
+    engine.run(totals);
     if (job.amax) *job.amax = float_of(totals.amax);
     if (job.statistics) {
         job.statistics[0] = (double)totals.nonzero, job.statistics[1] = (double)totals.clipped;

@@ -22,7 +22,7 @@ struct Grid {
     uint32_t key0, key1;
 };
 
-// The scale of a block, in all lanes, or of LANES columns. `floor` is 1.5 times the smallest normal and `ceiling` a
+// The scale of a block, in all lanes, or of LANES columns. `floor` is the smallest normal and `ceiling` a
 // little more than the largest value, both in x's own units where a power-of-two scale lets rounding happen there.
 struct Scale {
     vf encode, decode, floor, ceiling, zero;
@@ -37,20 +37,18 @@ inline vf add_and_subtract(vf v, vi min_normal, int32_t raise) {
 }
 inline int32_t raise_for(int mantissa_bits) { return ((23 - mantissa_bits) << 23) + 0x400000; }
 
-// The same with 1.5 times the smallest normal, and 2^(23 - M) as a factor: fused, the product is exact either way.
-constexpr int32_t HALF = 0x400000;
+// The same with 1.5 * 2^(23 - M) as a factor: fused, the product is exact either way.
 inline vf to_mantissa(vf v, vf least, vf lift) {
+    vf power = (vf)larger((vi)v & EXPONENT, (vi)least);
 #if QUANTIZE_AVX512
-    __m512i power = _mm512_ternarylogic_epi32((__m512i)v, _mm512_set1_epi32(EXPONENT), _mm512_set1_epi32(HALF), 0xea);
-    __m512 p = (__m512)_mm512_max_epi32(power, (__m512i)least);
-    vf r = (vf)_mm512_fnmadd_ps(p, (__m512)lift, _mm512_fmadd_ps(p, (__m512)lift, (__m512)v));
+    vf r = (vf)_mm512_fnmadd_ps((__m512)power, (__m512)lift, _mm512_fmadd_ps((__m512)power, (__m512)lift, (__m512)v));
 #else
-    vf shift = (vf)larger(((vi)v & EXPONENT) | HALF, (vi)least) * lift;
+    vf shift = power * lift;
     vf r = (v + shift) - shift;
 #endif
     return with_sign(r, v);
 }
-inline vf lift_for(int mantissa_bits) { return splat(float_of((127 + 23 - mantissa_bits) << 23)); }
+inline vf lift_for(int mantissa_bits) { return splat(1.5f * float_of((127 + 23 - mantissa_bits) << 23)); }
 // What is clamped to a little more than the maximum, so that it shows what was clipped, rounds to it.
 inline float clamp_for(const Grid& g) { return g.max * (1 + 0x1p-22f); }
 
@@ -60,7 +58,7 @@ struct Narrow {
     static constexpr bool CLAMPS = CLAMP;
     const vf most, least, lift;
     explicit Narrow(const Grid& g)
-        : most(splat(clamp_for(g))), least(splat(1.5f * g.min_normal)), lift(lift_for(g.mantissa_bits)) {}
+        : most(splat(clamp_for(g))), least(splat(g.min_normal)), lift(lift_for(g.mantissa_bits)) {}
     vf grid(const Scale& s, vf x, vu) const {
         vf y = x * s.encode;
         if (CLAMP) y = clamp_magnitude(y, most);

@@ -80,29 +80,34 @@ inline vf round_to_e4m3(vf v) {  // v >= 0 or NaN; saturating
 
 inline void put(float* to, vf v) { memcpy(to, &v, sizeof v); }
 
+// Factors of LANES blocks. `low` and `high`: their smallest and largest values, for asymmetric formats.
+__attribute__((always_inline)) inline void scales_of(const ScaleRule& rule, vi amax, vf low, vf high, vf& encode, vf& decode, vf& zero) {
+    zero = splat(0.0f);
+    if (rule.rule == MX) {
+        const vi exponent = mx_exponents(rule, amax);
+        encode = either(amax < EXPONENT, powers_of_two(-exponent), (vf)splat(QUIET_NAN));
+        decode = powers_of_two(exponent);
+    } else if (rule.rule == NVFP4) {
+        decode = round_to_e4m3(((vf)amax / 6.0f) * rule.outer);
+        decode = either(decode == decode, decode, (vf)splat(QUIET_NAN));  // a full payload would carry into the sign
+        encode = either(decode > 0.0f, rule.outer / decode, splat(0.0f));
+    } else if (rule.rule == STEP) {
+        const vf extent = rule.asymmetric ? high - low : (vf)amax * rule.margin_factor;
+        step_scales(rule, extent, low, encode, decode, zero);
+    } else {
+        encode = encode_scales(rule, amax);
+        decode = 1.0f / encode;
+    }
+}
+
 // `count` is rounded up to whole vectors.
 inline void block_scales(const ScaleRule& given, Blocks& b, int count) {
     const ScaleRule rule = given;
     for (int k = 0; k < count; k += LANES) {
         vi amax;
         memcpy(&amax, b.amax + k, sizeof amax);
-        vf encode, decode, zero = splat(0.0f);
-        if (rule.rule == MX) {
-            const vi exponent = mx_exponents(rule, amax);
-            encode = either(amax < EXPONENT, powers_of_two(-exponent), (vf)splat(QUIET_NAN));
-            decode = powers_of_two(exponent);
-        } else if (rule.rule == NVFP4) {
-            decode = round_to_e4m3(((vf)amax / 6.0f) * rule.outer);
-            decode = either(decode == decode, decode, (vf)splat(QUIET_NAN));  // a full payload would carry into the sign
-            encode = either(decode > 0.0f, rule.outer / decode, splat(0.0f));
-        } else if (rule.rule == STEP) {
-            const vf low = load(b.low + k);
-            const vf extent = rule.asymmetric ? load(b.high + k) - low : (vf)amax * rule.margin_factor;
-            step_scales(rule, extent, low, encode, decode, zero);
-        } else {
-            encode = encode_scales(rule, amax);
-            decode = 1.0f / encode;
-        }
+        vf encode, decode, zero;
+        scales_of(rule, amax, load(b.low + k), load(b.high + k), encode, decode, zero);
         put(b.encode + k, encode), put(b.decode + k, decode), put(b.zero + k, zero);
     }
 }

@@ -92,12 +92,15 @@ __attribute__((always_inline)) inline vi segment(const Op& op, const Scale& s, c
     int64_t i = 0;
 #pragma GCC unroll 2
     for (; i + 2 * LANES <= n; i += 2 * LANES) {
-        vf v = load(x + i), w = load(x + i + LANES);
+        vf v, w;
+        vu at_v, at_w;
+        Pair<In, Out>::load_two(x + i, v, w);
+        Pair<In, Out>::indices(index, at_v, at_w);
         if (AMAX) most = larger(most, larger(magnitude(v), magnitude(w)));
-        store(out + i, element<Op, MULTIPLY, STATISTICS>(op, s, v, index, sums, 0), place.how);
-        index += LANES;
-        store(out + i + LANES, element<Op, MULTIPLY, STATISTICS>(op, s, w, index, sums, 1), place.how);
-        index += LANES;
+        v = element<Op, MULTIPLY, STATISTICS>(op, s, v, at_v, sums, 0);
+        w = element<Op, MULTIPLY, STATISTICS>(op, s, w, at_w, sums, 1);
+        Pair<In, Out>::store_two(out + i, v, w, place.how);
+        index += 2 * LANES;
     }
     if (i + LANES <= n) {
         vf v = load(x + i);

@@ -102,6 +102,20 @@ inline vf load_part(const bf16* from, int64_t count) {
     return (vf)(__builtin_convertvector(half, vu) << 16);
 }
 
+template <class T>
+constexpr bool is_bf16 = false;
+template <>
+constexpr bool is_bf16<bf16> = true;
+
+#if QUANTIZE_AVX512
+// BF16 numbers in two vectors, which are FP32 with zeros below, in one.
+inline vu upper_halves(vf v, vf w) {
+    alignas(64) static constexpr uint16_t odd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                     33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    return (vu)_mm512_permutex2var_epi16((__m512i)v, _mm512_load_si512(odd), (__m512i)w);
+}
+#endif
+
 // How results are written. `stream`: past the caches, for outputs larger than they are. `exact`: every value is a
 // BF16 number, so that cutting off the lower half rounds nothing.
 struct Output {
@@ -127,6 +141,45 @@ inline void store(bf16* to, vf v, Output how) {
 #endif
     memcpy(to, &half, sizeof half);
 }
+// 2 LANES elements as two vectors. BF16 on both sides: the even and the odd ones, which need no widening and no packing.
+template <class In, class Out>
+struct Pair {
+#if QUANTIZE_AVX512
+    static constexpr bool SPLIT = is_bf16<In> && is_bf16<Out>, PACKED = is_bf16<Out>;
+#else
+    static constexpr bool SPLIT = false, PACKED = false;
+#endif
+    static void load_two(const In* from, vf& v, vf& w) {
+        if constexpr (SPLIT) {
+            vu both;
+            memcpy(&both, from, sizeof both);
+            v = (vf)(both << 16), w = (vf)(both & 0xffff0000u);
+        } else {
+            v = load(from), w = load(from + LANES);
+        }
+    }
+    // Linear indices of the elements of v and w, where `index` are those of the first LANES.
+    static void indices(vu index, vu& v, vu& w) {
+        v = SPLIT ? index + lane_numbers() : index;
+        w = v + (SPLIT ? 1 : LANES);
+    }
+    static void store_two(Out* to, vf v, vf w, Output how) {
+#if QUANTIZE_AVX512
+        if constexpr (PACKED) {
+            vu low = (vu)v, high = (vu)w, both;
+            if (!how.exact) low += 0x7fff + ((low >> 16) & 1), high += 0x7fff + ((high >> 16) & 1);
+            if constexpr (SPLIT)
+                both = (vu)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)(low >> 16), (__m512i)high);
+            else
+                both = upper_halves((vf)low, (vf)high);
+            if (how.stream) return _mm512_stream_si512((__m512i*)to, (__m512i)both);
+            memcpy(to, &both, sizeof both);
+            return;
+        }
+#endif
+        store(to, v, how), store(to + LANES, w, how);
+    }
+};
 inline void store_part(float* to, vf v, Output, int64_t count) {
 #if QUANTIZE_AVX512
     _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);

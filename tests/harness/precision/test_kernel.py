@@ -449,7 +449,7 @@ def test_a_source_that_does_not_compile_is_a_reason(small_kernel: Path) -> None:
 def test_the_sources_are_package_files() -> None:
     """hatch puts every file of a package into the wheel; nothing may be left beside it."""
     assert {path.name for path in build.SOURCES.iterdir() if path.suffix in (".cpp", ".h")} == {
-        "quantize.cpp", "tiles.h", "scales.h", "rounding.h", "vectors.h",
+        "quantize.cpp", "groups.h", "tiles.h", "scales.h", "rounding.h", "vectors.h",
     }  # fmt: skip
 
 
