@@ -17,7 +17,7 @@ Fast fast_group(const Job& job) {
     const Grid& g = job.grid;
     const ScaleRule& r = job.rule;
     if (job.statistics || job.block_rows != 1 || !job.multiply || (is_bf16<In> && !is_bf16<Out>)) return Fast::NONE;
-    if (g.rounding != NEAREST || g.asymmetric || (r.rule == MX && r.mantissa_bits > 22)) return Fast::NONE;
+    if (g.rounding != NEAREST || g.asymmetric) return Fast::NONE;
     const bool usual = job.block_cols == 32 || job.block_cols == 128;
     if (g.kind == WHOLE) return g.before == 1.0f && r.rule == STEP && usual ? Fast::COUNTED : Fast::NONE;
     if (g.kind != NARROW || g.mantissa_bits > 7) return Fast::NONE;

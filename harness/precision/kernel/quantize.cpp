@@ -6,6 +6,7 @@
 // in the tiles' order.
 
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "groups.h"
@@ -660,7 +661,7 @@ void run(Job& job) {
             Engine<In, Out> first(job);
 #if QUANTIZE_AVX512
             job.rule.outer = 1.0f;
-            if (first.can_keep_maxima()) maxima.reset(new int32_t[job.rows * job.cols / 16]);
+            if (first.can_keep_maxima()) maxima.reset(new (std::nothrow) int32_t[job.rows * job.cols / 16]);
             first.known_maxima = maxima.get();
             maxima ? first.look_at_blocks() : first.look();
 #else
