@@ -99,3 +99,41 @@ def test_nothing_beside_the_output_is_written(name: str) -> None:
         assert ours is not None and same(ours.values, by_twin(x, spec, dtype).values)
         wide[1:3, 32:1056] = 7.0
         assert bool((wide == 7.0).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
+def test_nvfp4_scales_at_their_ties(dtype: torch.dtype) -> None:
+    """Block maxima six times the middle of two E4M3 numbers, and a few FP32 steps beside: a division that is off by its
+    last bit would round to the other one. The tensor's maximum makes its own scale one."""
+    steps = torch.arange(16, 1024, dtype=torch.float32) / 16
+    for shift in range(-8, 9):
+        tops = (
+            steps * 6
+            if dtype == torch.bfloat16
+            else ((steps * 6).view(torch.int32) + shift).view(torch.float32)
+        )
+        x = torch.zeros(len(tops) + 16, 16)
+        x[: len(tops), 3] = tops
+        x[: len(tops), 4:] = tops[:, None] * torch.linspace(-0.9, 0.9, 12)
+        x[-1, 0] = 2688.0
+        x = x.reshape(1, -1).to(dtype)
+        ours = cpu.cast_tensor(x, parse_cast("nvfp4"), carrier=dtype)
+        assert ours is not None and x.shape[1] % 512 == 0
+        assert same(ours.values, by_twin(x, parse_cast("nvfp4"), dtype).values)
+
+
+@pytest.mark.parametrize("name", [*CASTS, "e4m3:block48", "e4m3:current", "bf16:none"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
+def test_streaming_stores_change_nothing(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = hard(6, 4128, 2).to(dtype)
+    spec = parse_cast(name)
+    monkeypatch.setattr(cpu, "STREAM_BYTES", 0)
+    for carrier in DTYPES:
+        for along in (0, 1):
+            streamed = cpu.cast_tensor(x, spec, along=along, carrier=carrier)
+            monkeypatch.setattr(cpu, "STREAM_BYTES", 2**40)
+            plain = cpu.cast_tensor(x, spec, along=along, carrier=carrier)
+            monkeypatch.setattr(cpu, "STREAM_BYTES", 0)
+            assert streamed is not None and plain is not None and same(streamed.values, plain.values)
