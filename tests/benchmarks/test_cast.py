@@ -83,11 +83,15 @@ def describe(
 
 
 def report(benchmark: Any, action: Action, copy: Action, side: int, **also: Action) -> None:
-    """Let pytest-benchmark time `action` and store its ratio to `copy`, and of each of `also` the ratio too."""
+    """Let pytest-benchmark time `action` and store its ratio to `copy`, and of each of `also` the ratio too; `alone` is
+    the ratio where nothing but the two runs."""
     rounds, calls = ROUNDS[side]
     own, base, *others = in_alternation([action, copy, *also.values()], rounds, calls)
     benchmark.extra_info["ratio_to_copy"] = round(own / base, 3)
     benchmark.extra_info["copy_s"] = base
+    if side == min(SIDES):  # in the caches it matters what else has run
+        alone, base_alone = in_alternation([action, copy], 100, 1)
+        benchmark.extra_info["alone"] = round(alone / base_alone, 3)
     for name, taken in zip(also, others, strict=True):
         benchmark.extra_info[name] = round(taken / base, 3)
     benchmark.pedantic(action, rounds=rounds, iterations=calls)
